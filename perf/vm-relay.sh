@@ -31,7 +31,10 @@ if [[ ${1-} == --long-lived ]]; then what=(--long-lived) results=long-lived-virt
 
 PACED_COMMIT=${PACED_COMMIT:-$("$here/commit.sh")} PACED_TREES=${PACED_TREES:-$("$here/commit.sh" --trees)}
 export PACED_COMMIT PACED_TREES
-output=$("$project/tests/vm/run" --icount --timeout 2400 "$@" "$here/vm-relay.sh" --guest "${what[@]}")
-grep -v '^{' <<<"$output"
-grep '^{' <<<"$output" >"$here/results/$results.json"
+rows=$here/results/$results.json
+# A run that fails shows its output, and keeps the existing rows.
+rm -f "$rows.new"
+"$project/tests/vm/run" --icount --timeout 2400 "$@" "$here/vm-relay.sh" --guest "${what[@]}" |
+  awk -v to="$rows.new" '/^\{/ { print >to; next } { print; fflush() }'
+mv "$rows.new" "$rows"
 echo "written to perf/results/$results.json"

@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_in_the_lab_name_the_commit_that_they_are_told() {
+    fn runs_in_the_lab_name_the_commit_that_they_are_told_and_those_that_fail_keep_the_rows() {
         let folder = std::env::temp_dir().join(format!("paced-told-{}", std::process::id()));
         let (perf, vm) = (folder.join("perf"), folder.join("tests/vm"));
         [&perf.join("results"), &vm].iter().for_each(|path| fs::create_dir_all(path).unwrap());
@@ -261,7 +261,8 @@ mod tests {
             fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         };
         script(&perf.join("commit.sh"), "echo of-now");
-        script(&vm.join("run"), r#"echo; echo "{\"commit\":\"$PACED_COMMIT\",\"trees\":\"$PACED_TREES\"}""#);
+        let told_rows = r#"echo; echo "{\"commit\":\"$PACED_COMMIT\",\"trees\":\"$PACED_TREES\"}""#;
+        script(&vm.join("run"), told_rows);
         for (name, arguments, rows) in [
             ("vm-plan.sh", &["p"][..], "results/p-lab.json"),
             ("vm-relay.sh", &[], "results/relay-virtual.json"),
@@ -280,6 +281,13 @@ mod tests {
                 let line = format!("{{\"commit\":\"{named}\",\"trees\":\"{named}\"}}\n");
                 assert_eq!(fs::read_to_string(perf.join(rows)).unwrap(), line, "{name}");
             }
+            script(&vm.join("run"), "echo '{}'; echo the guest tells why; exit 7");
+            let failed = Command::new("bash").arg(perf.join(name)).args(arguments).output().unwrap();
+            assert!(!failed.status.success(), "{name}");
+            assert!(String::from_utf8_lossy(&failed.stdout).contains("the guest tells why"), "{name}: {failed:?}");
+            let kept = fs::read_to_string(perf.join(rows)).unwrap();
+            assert!(kept.contains("of-then"), "{name}: a run that fails keeps the rows: {kept}");
+            script(&vm.join("run"), told_rows);
         }
         fs::remove_dir_all(&folder).unwrap();
     }

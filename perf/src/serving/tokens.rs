@@ -152,6 +152,9 @@ mod tests {
         assert_eq!((of("errors"), of("stalls of the engine")), (0.0, 0.0));
         // As many as run on average, more or less.
         assert!((1_000.0..3_000.0).contains(&of("tokens")), "{samples:?}");
-        assert!(of("token, median") < 100_000.0 && of("tokens on the way").abs() < 100.0, "{samples:?}");
+        // Little's law: a busy machine holds up tokens, and as many more are then on the way.
+        let longest_s = of("token, 99.9 %").max(of("first token, 99 %")) / 1e6;
+        let held_up = of("tokens") * longest_s;
+        assert!(of("token, median") < 100_000.0 && of("tokens on the way").abs() < 100.0 + held_up, "{samples:?}");
     }
 }
