@@ -1,6 +1,7 @@
 //! Compares paced with its peers: all run the same steps in turns; the result is the medians over the rounds.
 
 pub mod difference;
+pub mod figures;
 mod results;
 
 use std::path::Path;

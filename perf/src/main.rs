@@ -37,6 +37,9 @@ const RESULTS: &str = "perf/results";
 /// The file of their report.
 const REPORT: &str = "perf/RESULTS.md";
 
+/// The page with the table of the fast path.
+const README: &str = "perf/README.md";
+
 /// Loads CONNECT-UDP relays and compares them, and runs experiments.
 #[derive(Parser)]
 #[command(version, about)]
@@ -101,7 +104,7 @@ enum Command {
     Run(Experiment),
     /// Runs all plans that have no results for the present product, the most informative first, and writes the report.
     Papers(Papers),
-    /// Writes the report of all results, `perf/RESULTS.md`.
+    /// Writes the report of all results, `perf/RESULTS.md`, and the table of the fast path in `perf/README.md`.
     Report,
     /// Prints the commits of results, and the product's changes since. Fails if results come from a tree with changes, or do not
     /// name their trees.
@@ -219,8 +222,11 @@ fn run(command: Command) -> Result<()> {
 fn report() -> Result<()> {
     let folder = Path::new(RESULTS);
     let text = papers::report(&papers::Results::open(folder)?, folder)?;
-    fs::write(REPORT, text).with_context(|| format!("failed to write {REPORT}; run this in the project's folder"))?;
-    say!("the report is {REPORT}");
+    let written = |path| format!("failed to write {path}; run this in the project's folder");
+    fs::write(REPORT, text).with_context(|| written(REPORT))?;
+    let page = fs::read_to_string(README).with_context(|| README)?;
+    fs::write(README, bench::figures::replaced(&page, folder)?).with_context(|| written(README))?;
+    say!("the report is {REPORT}; {README} has the table of the fast path");
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! Samples, their medians, and the two forms in which they are output.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 
 use anyhow::Result;
 use instruments::{
@@ -70,13 +70,43 @@ const EXPLANATIONS: [&str; 10] = [
 ];
 
 /// The metric of payloads that did not come back, in percent.
-const LOSS: &str = "loss";
+pub const LOSS: &str = "loss";
 
 /// The loss, in percent, above which a ratio is marked: costs are divided by the payloads that were not lost.
-const MARKED_LOSS_PERCENT: f64 = 1.0;
+pub const MARKED_LOSS_PERCENT: f64 = 1.0;
+
+/// The note below a table with marked ratios.
+pub const LOST_NOTE: &str = "† A relay lost more than 1 %: what it did is divided by what was not lost.";
 
 /// The metric that [`Results::add_derived`] adds.
-const ADDED: &str = "added round trip, median";
+pub const ADDED: &str = "added round trip, median";
+
+/// A median over the rounds.
+#[derive(Clone, Copy, Debug)]
+pub struct Median {
+    pub value: f64,
+    /// Whether it is limited by the generator, so that the true value is higher.
+    pub is_lower_bound: bool,
+}
+
+impl Median {
+    /// Returns the ratio of this median to another, or `None` if nothing is known about it: both are lower bounds, or the other is 0.
+    pub fn ratio_to(self, other: Self) -> Option<String> {
+        let bound = match (self.is_lower_bound, other.is_lower_bound) {
+            (true, true) => return None,
+            (true, false) => "≥ ",
+            (false, true) => "≤ ",
+            (false, false) => "",
+        };
+        (other.value != 0.0).then(|| format!("{bound}{:.2}", self.value / other.value))
+    }
+}
+
+impl fmt::Display for Median {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", if self.is_lower_bound { "≥ " } else { "" }, number(self.value))
+    }
+}
 
 impl Results {
     /// Adds a sample of each figure.
@@ -138,36 +168,28 @@ impl Results {
         rows.sort_by_key(|row| self.series.iter().position(|series| series.config == row.0));
         for (config, metric, unit) in rows {
             let of = |peer: &str| {
-                self.find(config, metric, peer).map(|s| (s.median(), if self.is_lower_bound(s) { "≥ " } else { "" }))
+                let series = self.find(config, metric, peer)?;
+                Some(Median { value: series.median(), is_lower_bound: self.is_lower_bound(series) })
             };
             let medians: Vec<_> = kinds.iter().map(|kind| of(kind.name())).collect();
             let cells = match of("none") {
-                Some((value, _)) => vec![number(value); kinds.len()],
-                None => medians
-                    .iter()
-                    .map(|median| median.map_or("–".to_owned(), |(value, bound)| format!("{bound}{}", number(value))))
-                    .collect(),
+                Some(direct) => vec![direct.to_string(); kinds.len()],
+                None => {
+                    medians.iter().map(|median| median.map_or("–".to_owned(), |median| median.to_string())).collect()
+                }
             };
             _ = write!(table, "| {config} | {metric}, {unit} | {} |", cells.join(" | "));
             for (other, theirs) in others.iter().zip(medians.iter().skip(1)) {
                 let lost = metric != LOSS && [kinds[0], *other].iter().any(|kind| self.loses(config, kind.name()));
-                match (medians[0], *theirs) {
-                    // Two lower bounds say nothing about their ratio.
-                    (Some((_, "≥ ")), Some((_, "≥ "))) => table += " |",
-                    (Some((ours, bound)), Some((theirs, of_theirs))) if theirs != 0.0 => {
-                        let bound = if of_theirs.is_empty() { bound } else { "≤ " };
-                        _ = write!(table, " {bound}{:.2}{} |", ours / theirs, if lost { " †" } else { "" });
-                    }
-                    _ => table += " |",
+                match medians[0].zip(*theirs).and_then(|(ours, theirs)| ours.ratio_to(theirs)) {
+                    Some(ratio) => _ = write!(table, " {ratio}{} |", if lost { " †" } else { "" }),
+                    None => table += " |",
                 }
             }
             table.push('\n');
         }
         if table.contains('†') {
-            _ = writeln!(
-                table,
-                "\n† A relay lost more than {MARKED_LOSS_PERCENT} %: what it did is divided by what was not lost."
-            );
+            _ = writeln!(table, "\n{LOST_NOTE}");
         }
         table
     }
