@@ -121,7 +121,10 @@ install: documents ## Installs binaries, documents, units, user, bus policy and 
 	install -D -t $(DESTDIR)$(PREFIX)/share/polkit-1/actions -m 644 systemd/org.paced.Paced1.policy
 	install -D -t $(DESTDIR)$(PREFIX)/share/paced -m 644 $(share)/paced.schema.json systemd/kernel.conf systemd/80-paced.network \
 		perf/grafana.json perf/alerts.yml
-	sed -i 's|/usr/share/|$(PREFIX)/share/|' $(DESTDIR)$(PREFIX)/share/paced/alerts.yml
+	install -D -t $(DESTDIR)$(PREFIX)/share/doc/paced -m 644 $(share)/doc/README.md
+	install -D -t $(DESTDIR)$(PREFIX)/share/doc/paced/docs -m 644 $(share)/doc/docs/*.md
+	sed -i 's|/usr/share/|$(PREFIX)/share/|g' $(DESTDIR)$(PREFIX)/share/paced/alerts.yml $(DESTDIR)$(PREFIX)/share/doc/paced/README.md \
+		$(DESTDIR)$(PREFIX)/share/doc/paced/docs/*.md
 	install -D -t $(DESTDIR)$(PREFIX)/share/paced/policies -m 644 config/policies/*
 	install -D -t $(DESTDIR)$(PREFIX)/lib/systemd/system -m 644 systemd/paced.socket
 	sed 's|/usr/bin/|$(PREFIX)/bin/|' systemd/paced.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/paced.service
@@ -131,8 +134,6 @@ install: documents ## Installs binaries, documents, units, user, bus policy and 
 	# With DESTDIR, the package's postinst must do this (see systemd/debian/postinst).
 	test -n "$(DESTDIR)" || { systemd-sysusers paced.conf; systemd-tmpfiles --create paced.conf; chgrp paced /etc/paced/paced.toml; }
 
-deb: documents ## Builds a Debian package with the same files: $(programs)/paced.deb.
+deb: documents ## Builds a Debian package with the files of `install`: $(programs)/paced.deb.
 	@tests/setup deb
-	@$(call tool,cargo-deb,3.8.0)
-	PATH=$(tools)/bin:$$PATH XZ_OPT=-T0 cargo deb -q -p paced --no-build --profile $(PROFILE) --strip --compress-system \
-		$(if $(filter dev,$(PROFILE)),--fast -Z gz) -o $(programs)/paced.deb
+	@systemd/debian/build $(PROFILE) $(programs)/paced.deb

@@ -84,20 +84,39 @@ fn packaged(page: &Path) -> String {
     String::from_utf8(sed.stdout).unwrap()
 }
 
+/// The files that `make install` installs, and with it the package, below the prefix /usr. Names may have wildcards.
+fn installed(makefile: &str) -> BTreeSet<String> {
+    let joined = makefile.replace("\\\n", " ");
+    let mut files = BTreeSet::new();
+    for command in joined.split("install -D ").skip(1).filter_map(|rest| rest.split(['\n', '&', ';']).next()) {
+        let mut words = command.split_whitespace();
+        let (mut folder, mut names) = (None, Vec::new());
+        while let Some(word) = words.next() {
+            match word {
+                "-t" => folder = words.next(),
+                "-m" => _ = words.next(),
+                name => names.push(name),
+            }
+        }
+        let below = |path: &str| path.replace("$(DESTDIR)", "").replace("$(PREFIX)", "/usr");
+        match folder {
+            Some(folder) => files.extend(names.iter().map(|name| {
+                let name = name.rsplit('/').next().unwrap();
+                format!("{}/{name}", below(folder))
+            })),
+            None => files.extend(names.last().map(|name| below(name))),
+        }
+    }
+    files
+}
+
 #[test]
 fn links_of_a_packaged_page_lead_to_files_that_the_package_installs() {
-    let manifest = fs::read_to_string(project().join("daemon/Cargo.toml")).unwrap();
-    // Each asset's source and destination.
-    let assets = manifest.lines().filter_map(|line| line.trim().strip_prefix("[\"")?.split_once("\", \""));
-    let assets: Vec<_> = assets.map(|(from, rest)| (from, rest.split('"').next().unwrap())).collect();
-    let installs = |file: &str| {
-        assets.iter().any(|(from, to)| match to.strip_suffix('/') {
-            Some(folder) => format!("{folder}/{}", from.rsplit('/').next().unwrap()) == file,
-            None => *to == file,
-        })
-    };
-    assert!(installs("usr/share/doc/paced/README.md") && !installs("usr/share/doc/paced/ARCHITECTURE.md"));
-    assert!(assets.contains(&("target/release/share/doc/docs/*.md", "usr/share/doc/paced/docs/")));
+    let makefile = fs::read_to_string(project().join("Makefile")).unwrap();
+    let files = installed(&makefile);
+    let installs = |file: &str| files.contains(file);
+    assert!(installs("/usr/share/doc/paced/README.md") && !installs("/usr/share/doc/paced/ARCHITECTURE.md"));
+    assert!(installs("/usr/share/doc/paced/docs/*.md") && installs("/etc/paced/paced.toml"), "{files:?}");
     let pages: Vec<_> =
         documents().into_iter().filter(|page| page == Path::new("README.md") || page.starts_with("docs")).collect();
     let (mut dead, mut seen) = (Vec::new(), 0);
@@ -119,7 +138,7 @@ fn links_of_a_packaged_page_lead_to_files_that_the_package_installs() {
                             path
                         })
                 });
-            if !is_page && !file.strip_prefix('/').is_some_and(installs) {
+            if !is_page && !installs(file) {
                 dead.push(format!("{}: {to}", page.display()));
             }
         }

@@ -13,7 +13,7 @@ impl Build {
     fn new() -> Self {
         let build = Self(std::env::temp_dir().join(format!("paced-install-{}", std::process::id())));
         let programs = build.0.join("debug");
-        fs::create_dir_all(programs.join("share/man")).unwrap();
+        ["share/man", "share/doc/docs"].iter().for_each(|folder| fs::create_dir_all(programs.join(folder)).unwrap());
         for name in [
             "paced",
             "pacectl",
@@ -27,6 +27,9 @@ impl Build {
         }
         for name in ["share/pacectl.fish", "share/paced.schema.json"] {
             fs::write(programs.join(name), "").unwrap();
+        }
+        for page in ["share/doc/README.md", "share/doc/docs/page.md"] {
+            fs::write(programs.join(page), "/usr/share/paced/grafana.json").unwrap();
         }
         build
     }
