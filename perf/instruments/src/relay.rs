@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    io::{BufRead as _, BufReader},
+    io::{self, BufRead as _, BufReader},
     net::{Ipv4Addr, SocketAddr, UdpSocket},
     os::unix::net::UnixDatagram,
     path::{Path, PathBuf},
@@ -30,6 +30,10 @@ pub const GENERATOR_CORE: usize = 1;
 
 /// How long paced may take to start.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How often paced is started if it is not ready in time. In the lab, time jumps while paced waits for a file of the host, so that
+/// [`PATIENCE`] may be over at once; when paced starts again, the guest has this file.
+const ATTEMPTS: usize = 3;
 
 /// Which relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -188,6 +192,21 @@ fn on_relay_core<T>(start: impl FnOnce() -> Result<T>) -> Result<T> {
 }
 
 fn start_paced(program: &Path, unlimited: &str) -> Result<Started> {
+    for _ in 1..ATTEMPTS {
+        match try_to_start_paced(program, unlimited) {
+            Err(error) if is_late(&error) => eprintln!("paced was not ready within {PATIENCE:?} and is started again"),
+            other => return other,
+        }
+    }
+    try_to_start_paced(program, unlimited)
+}
+
+/// Whether an error says that no readiness was reported in time.
+fn is_late(error: &anyhow::Error) -> bool {
+    error.root_cause().downcast_ref::<io::Error>().is_some_and(|cause| cause.kind() == io::ErrorKind::WouldBlock)
+}
+
+fn try_to_start_paced(program: &Path, unlimited: &str) -> Result<Started> {
     let folder = scratch_folder()?;
     let identity = tls::development_identity(&folder)?;
     let fingerprint = identity.chain.first().map(tls::fingerprint).context("no certificate")?;
@@ -307,6 +326,16 @@ mod tests {
         let config =
             config::Config::from_toml(&configuration(address, Path::new("/run/x"), UNLIMITED_REQUESTS)).unwrap();
         assert_eq!(config.relay.unwrap().listeners[0].address, address);
+    }
+
+    #[test]
+    fn only_a_relay_that_was_not_ready_in_time_is_started_again() {
+        let silent = UnixDatagram::unbound().unwrap();
+        silent.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+        let late = silent.recv(&mut [0]).context("the relay did not become ready").unwrap_err();
+        assert!(is_late(&late), "{late:#}");
+        let missing = Command::new("/no/such/relay").spawn().context("failed to start").unwrap_err();
+        assert!(!is_late(&missing) && !is_late(&anyhow::anyhow!("another state")), "{missing:#}");
     }
 
     #[test]
