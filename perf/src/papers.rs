@@ -39,6 +39,9 @@ const LATE: u32 = 8;
 /// The shortest time after which a cell in the lab is ended.
 const LEAST_TIMEOUT: Duration = Duration::from_secs(7_200);
 
+/// How many lines of the output of a cell that failed are shown.
+const LAST_LINES: usize = 20;
+
 /// The bounds of a run of all plans.
 #[derive(Clone, Debug)]
 pub struct Bounds {
@@ -180,10 +183,18 @@ fn run_cell(cell: &Cell, expected: Duration, results: &Path, checkout: &Checkout
 }
 
 fn run_in(cell: &Cell, expected: Duration, folder: &Path, checkout: &Checkout) -> Result<String> {
-    let status = command(cell, expected, folder, checkout)?.stdout(std::process::Stdio::null()).status()?;
-    ensure!(status.success(), "{status}");
+    let said = folder.join("cell.log");
+    let status = command(cell, expected, folder, checkout)?.stdout(fs::File::create(&said)?).status()?;
+    ensure!(status.success(), "{status}; it said at last:\n{}", last_lines(&fs::read(&said)?));
     let rows = folder.join("cell.json");
     fs::read_to_string(&rows).with_context(|| rows.display().to_string())
+}
+
+/// Returns the last lines of a program's output: those of the lab tell why a guest failed.
+fn last_lines(output: &[u8]) -> String {
+    let text = String::from_utf8_lossy(output);
+    let lines: Vec<_> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    lines[lines.len().saturating_sub(LAST_LINES)..].join("\n")
 }
 
 /// Returns the command that runs a cell and writes its rows and pictures into a folder.
@@ -290,6 +301,14 @@ mod tests {
             script(&vm.join("run"), told_rows);
         }
         fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn the_last_lines_of_a_cell_that_failed_are_shown() {
+        let output: String = (0..50).map(|line| format!("line {line}\n\n")).collect();
+        let shown = last_lines(output.as_bytes());
+        assert!(shown.starts_with("line 30\nline 31\n") && shown.ends_with("\nline 49"), "{shown}");
+        assert_eq!([last_lines(b""), last_lines(b"alone"), last_lines(b"\xff")], ["", "alone", "\u{fffd}"]);
     }
 
     #[test]
