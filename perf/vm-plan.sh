@@ -18,6 +18,8 @@ if [[ ${1-} == --guest ]]; then
   mkdir -p /tmp/run /tmp/peers
   cp "$target/$profile"/{paced,paced-perf} /tmp/run/
   cp "$target/peers/quic-go-streams" /tmp/peers/ 2>/dev/null || true # Without it, the run reports which schedulers it omits.
+  # The same for libraries: their pages are read when they are first used, which may be in the middle of a run.
+  ldd /tmp/run/* | sed -n 's/.* => \(\/[^ ]*\) .*/\1/p' | sort -u | xargs cat >/dev/null
   for module in veth sch_netem sch_fq sch_ingress cls_bpf tcp_bbr tcp_diag; do modprobe "$module"; done
   PATH=/tmp/run:$PATH RUST_LOG=warn,edge=info paced-perf run "${@:2}" --clock lab --json /tmp/results.json --plot /tmp/results.svg
   # Files vanish with the guest.

@@ -20,6 +20,8 @@ if [[ ${1-} == --guest ]]; then
   else
     cp "$target"/peers/{quinn,quic-go}-relay /tmp/bench/peers/ 2>/dev/null || true
   fi
+  # The same for libraries: their pages are read when they are first used, which may be in the middle of a run.
+  ldd /tmp/bench/release/* | sed -n 's/.* => \(\/[^ ]*\) .*/\1/p' | sort -u | xargs cat >/dev/null
   # On one CPU, everything in flight may wait for the generator at once: losses there say nothing about a relay.
   echo 16777216 | tee /proc/sys/net/core/{r,w}mem_max >/dev/null
   cd /tmp
