@@ -23,7 +23,7 @@ use lab::{
     program,
     site::{Counts, Family, SOON, Site, Terms},
 };
-use plan::{Class, Level, Plan, Scheduler};
+use plan::{Class, Level, Mode, Plan, Scheduler};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::{
@@ -79,11 +79,26 @@ pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
     edge.signal(libc::SIGTERM)?;
     edge.wait(SOON)?;
     let of_relay = site.wait_for_counts("the tunnels to end", |counts| counts.udp_tunnels() == 0)?;
+    judge(plan.tunnel.mode, of_relay.sum("datagrams_total"), of_relay.sum("packets_total"))?;
     let dropped =
         of_relay.sum("dropped_packets_total") + of_edge.sum("dropped_packets_total") + of_edge.sum("edge_dropped");
     run.figures.push(Figure { metric: "dropped_packets", value: dropped as f64, unit: "packets" });
     drop((site, bottleneck));
     Ok(run)
+}
+
+/// Refuses a run in which payloads did not travel in the mode's form. Before a peer's settings have arrived, a tunnel in datagrams can
+/// only use capsules.
+fn judge(mode: Mode, datagrams: i64, payloads: i64) -> Result<()> {
+    match mode {
+        Mode::Stream => {
+            ensure!(datagrams == 0, "{datagrams} of {payloads} payloads left in datagrams, not in the stream")
+        }
+        Mode::Datagram => {
+            ensure!(10 * datagrams >= 9 * payloads, "only {datagrams} of {payloads} payloads left in datagrams");
+        }
+    }
+    Ok(())
 }
 
 fn port(class: usize) -> u16 {
@@ -222,6 +237,14 @@ mod tests {
 
     use super::*;
     use plan::{self, Topology};
+
+    #[test]
+    fn a_run_whose_payloads_travel_in_the_other_form_is_refused() {
+        assert!(judge(Mode::Stream, 0, 100).is_ok());
+        assert!(judge(Mode::Stream, 1, 100).is_err());
+        assert!(judge(Mode::Datagram, 95, 100).is_ok());
+        assert!(judge(Mode::Datagram, 5, 100).is_err());
+    }
 
     #[test]
     fn all_connections_start_in_an_order_of_the_seed() {

@@ -10,18 +10,23 @@ const TRAIN_GAP_NS: u64 = 100_000;
 const WINDOW_NS: u64 = 1_000_000;
 
 /// Computes the metrics of results from packets. Shares are of packets, not of trains. Acknowledgements and other
-/// packets of at most half the largest size are left out.
+/// packets of at most half the largest size are left out. Metrics that begin with `late_` are of the second half of the
+/// packets, and so exclude slow start.
 #[must_use]
 pub fn figures(packets: &[Packet]) -> Vec<Figure> {
     let largest = packets.iter().map(|packet| packet.frame_bytes).max().unwrap_or(0);
     let packets: Vec<_> = packets.iter().filter(|packet| packet.frame_bytes > largest / 2).collect();
     let mut gaps_ns: Vec<_> = packets.windows(2).map(|pair| pair[1].at_ns.saturating_sub(pair[0].at_ns)).collect();
-    let trains = if packets.is_empty() { Vec::new() } else { trains(&gaps_ns) };
-    let share = |most: usize| {
-        let within: usize = trains.iter().filter(|len| **len <= most).sum();
-        100.0 * within as f64 / packets.len().max(1) as f64
-    };
-    let shares = [("train_le_1_pct", share(1)), ("train_le_2_pct", share(2)), ("train_le_5_pct", share(5))];
+    let all = shares(&gaps_ns);
+    let late = shares(gaps_ns.get(packets.len() / 2..).unwrap_or_default());
+    let shares = [
+        ("train_le_1_pct", all[0]),
+        ("train_le_2_pct", all[1]),
+        ("train_le_5_pct", all[2]),
+        ("late_train_le_1_pct", late[0]),
+        ("late_train_le_2_pct", late[1]),
+        ("late_train_le_5_pct", late[2]),
+    ];
     gaps_ns.sort_unstable();
     let gap_us = |share: f64| quantile(&gaps_ns, share) as f64 / 1e3;
     let gaps = [("gap_p10_us", gap_us(0.1)), ("gap_p50_us", gap_us(0.5)), ("gap_p90_us", gap_us(0.9))];
@@ -32,6 +37,15 @@ pub fn figures(packets: &[Packet]) -> Vec<Figure> {
     figures.extend(gaps.map(figure("µs")));
     figures.push(Figure { metric: "bytes_in_1ms_p99", value: quantile(&windows, 0.99) as f64, unit: "bytes" });
     figures
+}
+
+/// Returns the percentages of packets in trains of at most one, two and five; zeros if there is no gap.
+fn shares(gaps_ns: &[u64]) -> [f64; 3] {
+    let trains = if gaps_ns.is_empty() { Vec::new() } else { trains(gaps_ns) };
+    [1, 2, 5].map(|most| {
+        let within: usize = trains.iter().filter(|len| **len <= most).sum();
+        100.0 * within as f64 / (gaps_ns.len() + 1) as f64
+    })
 }
 
 /// Returns the lengths of trains.
@@ -82,6 +96,15 @@ mod tests {
         assert!((of(&at_us, "train_le_2_pct") - 400.0 / 7.0).abs() < 1e-9);
         assert_eq!(of(&at_us, "train_le_5_pct"), 100.0);
         assert_eq!(of(&[0, 300, 600, 900], "gap_p50_us"), 300.0);
+    }
+
+    #[test]
+    fn late_trains_are_those_of_the_second_half() {
+        let at_us = [0, 10, 20, 30, 1_000, 2_000, 3_000, 3_010];
+        assert_eq!(of(&at_us, "train_le_1_pct"), 25.0);
+        assert_eq!(of(&at_us, "late_train_le_1_pct"), 50.0);
+        assert_eq!(of(&at_us, "late_train_le_2_pct"), 100.0);
+        assert_eq!(of(&[0], "late_train_le_1_pct"), 0.0);
     }
 
     #[test]

@@ -85,6 +85,7 @@ const AT_ONCE_US: f64 = 25.0;
 fn judge(scheduler: Scheduler, figures: &[Figure]) -> Result<()> {
     let figure = |metric| value(figures, metric).unwrap_or_default();
     let (alone, median_us, gap_us) = (figure("train_le_1_pct"), figure("gap_p50_us"), figure("gap_p90_us"));
+    let short = figure("train_le_5_pct");
     match scheduler {
         Scheduler::ActiveWait => {
             ensure!(
@@ -99,6 +100,13 @@ fn judge(scheduler: Scheduler, figures: &[Figure]) -> Result<()> {
             );
         }
         Scheduler::Unpaced => ensure!(alone < 50.0, "unpaced waits: {alone:.1} % of packets leave alone"),
+        // The bursts of s2n-quic's pacer have ten packets.
+        Scheduler::Stock => {
+            ensure!(short < 50.0, "stock is paced: {short:.1} % of packets leave in trains of at most five")
+        }
+        Scheduler::Paced => {
+            ensure!(short >= 75.0, "paced sends bursts: {short:.1} % of packets leave in trains of at most five");
+        }
         _ => {}
     }
     Ok(())
@@ -255,19 +263,26 @@ mod tests {
     #[test]
     fn a_sender_that_does_not_do_what_it_is_called_is_refused() {
         let figures = |alone, median_us, gap_us| {
-            [("train_le_1_pct", alone, "%"), ("gap_p50_us", median_us, "µs"), ("gap_p90_us", gap_us, "µs")]
-                .map(|(metric, value, unit)| Figure { metric, value, unit })
+            [
+                ("train_le_1_pct", alone, "%"),
+                ("train_le_5_pct", 2.0 * alone, "%"),
+                ("gap_p50_us", median_us, "µs"),
+                ("gap_p90_us", gap_us, "µs"),
+            ]
+            .map(|(metric, value, unit)| Figure { metric, value, unit })
         };
         for (scheduler, waits, does_not) in [
             // At 200 Mbit/s, even waiting packets follow each other within the 100 µs that define a train.
             (Scheduler::ActiveWait, (12.0, 55.0, 90.0), (2.1, 13.0, 1_095.0)),
             (Scheduler::PassiveWait, (5.0, 0.5, 950.0), (2.1, 13.0, 13.0)),
             (Scheduler::Unpaced, (0.1, 0.5, 20.0), (95.0, 150.0, 150.0)),
+            (Scheduler::Stock, (0.2, 0.4, 700.0), (45.0, 230.0, 320.0)),
+            (Scheduler::Paced, (45.0, 230.0, 320.0), (0.2, 0.4, 700.0)),
         ] {
             let judged = |(alone, median_us, gap_us)| judge(scheduler, &figures(alone, median_us, gap_us));
             assert!(judged(waits).is_ok(), "{}", scheduler.name());
             assert!(judged(does_not).is_err(), "{}", scheduler.name());
         }
-        assert!(judge(Scheduler::Paced, &figures(0.0, 0.0, 0.0)).is_ok());
+        assert!(judge(Scheduler::MlRr, &figures(0.0, 0.0, 0.0)).is_ok());
     }
 }
