@@ -55,9 +55,9 @@ pub enum Problem {
         /// Names that can be used here, the first few.
         known: Vec<String>,
     },
-    /// A section that takes keys from itself, or is reached through itself: the names around the circle.
-    #[error("this forms a circle: {}; remove it from one of them", .0.join(", then "))]
-    Circle(Vec<String>),
+    /// A section that takes keys from itself, or is reached through itself: the names around the cycle.
+    #[error("this forms a cycle: {}; remove it from one of them", .0.join(", then "))]
+    Cycle(Vec<String>),
     /// A missing key that the section requires.
     #[error("missing; add {key} = {expected}")]
     Missing {
@@ -90,7 +90,7 @@ pub enum Problem {
         /// What to change.
         error: TemplateError,
     },
-    /// A network with bits behind its prefix: probably meant as another network, or as an address.
+    /// A network with bits set after its prefix: probably meant as another network, or as an address.
     #[error(transparent)]
     HostBits(#[from] NotAPattern),
     /// A text in place of a number, such as a number with a unit.

@@ -338,7 +338,7 @@ fn gateway(gateway: &GatewaySettings, now: SystemTime) -> Vec<String> {
         )
     }));
     lines.extend(aliases.iter().map(|alias| {
-        let shadow = alias.shadow.as_ref().map(|shadow| format!(", beside {shadow}")).unwrap_or_default();
+        let shadow = alias.shadow.as_ref().map(|shadow| format!(", with {shadow} as shadow")).unwrap_or_default();
         format!("  model {}: the best of {} by {}{shadow}", alias.name, joined(&alias.models), alias.policy)
     }));
     lines.extend(listeners.iter().map(|listener| {

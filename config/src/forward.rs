@@ -78,7 +78,12 @@ pub(crate) fn walk(section: &mut Section<'_>, of: Option<&Forward>, names: Namea
     let class = names.policy.class_named_in(section, of.and_then(|of| of.class.clone()));
     let idle = if is_tcp { TCP_IDLE } else { UDP_IDLE };
     let idle = section.seconds("idle_seconds", 1..=86_400, of.map_or(idle, |of| of.idle));
-    section.refuse_unless(is_udp, "idle_answered_seconds", "TCP tells by itself when both are done", "remove it");
+    section.refuse_unless(
+        is_udp,
+        "idle_answered_seconds",
+        "a TCP connection itself shows when both ends are done",
+        "remove it",
+    );
     let answered =
         section.optional_number("idle_answered_seconds", 1..=86_400, of.map(|of| of.idle_answered.as_secs()));
     section.refuse_unless(is_tcp, "max_connections", "UDP has no connections", "remove it, or set protocol = \"tcp\"");

@@ -43,7 +43,7 @@ pub fn chain<'a>(hops: &'a [Hop], name: &str) -> Vec<&'a Hop> {
     let mut chain: Vec<&Hop> = Vec::new();
     let mut next = Some(name);
     while let Some(hop) = next.and_then(|name| hops.iter().find(|hop| hop.name == name)) {
-        // A valid configuration has no circle.
+        // A valid configuration has no cycle.
         if chain.len() == hops.len() {
             break;
         }

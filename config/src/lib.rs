@@ -177,7 +177,7 @@ pub enum Warning {
     UnusedPaths,
     /// A hop that no connection uses.
     #[error(
-        "no relay is reached through [hop.{0}]; write via = \"{0}\" beside the relay that is behind this hop, or remove the hop"
+        "no relay is reached through [hop.{0}]; write via = \"{0}\" in the section of the relay to reach through it, or remove the hop"
     )]
     UnusedHop(String),
     /// No role is configured.

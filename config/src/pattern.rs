@@ -45,8 +45,12 @@ impl Pattern {
 /// Why a text is not a pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotAPattern {
-    /// A network with bits behind its prefix.
-    #[error("{0} has bits behind its prefix; write {net} for the network, or {address} for the address", net = .0.trunc(), address = .0.addr())]
+    /// A network with bits set after its prefix.
+    #[error(
+        "{0} has bits set after its prefix; write {net} for the network, or {address} for the address",
+        net = .0.trunc(),
+        address = .0.addr()
+    )]
     HostBits(IpNet),
     /// The text has another form.
     #[error("not a network, an address, a name or a name suffix")]

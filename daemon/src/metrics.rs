@@ -54,7 +54,7 @@ impl Metrics {
         parts.gateway.register(registry);
         parts.decisions.register(registry);
         parts.edge.register(registry);
-        let help = "Packets filled up to their full size, to prove that the path still carries this size";
+        let help = "Packets padded to their full size, to prove that the path still carries this size";
         let [relay, edge] = [&parts.relay.datagrams.filled_up, &parts.edge.metrics.datagrams.filled_up];
         labelled::register(
             registry,

@@ -209,11 +209,11 @@ fn every_refusal_says_where_which_key_what_and_what_instead() {
         (&a("rate_down = \"7 kbit/s\""), "line 2, column 13: class.a.rate_down: ", "does not fit", "8 kbit/s"),
         (&a("rate_down = \"18446744073709551615 Gbit/s\""), "line 2, column 13: ", "does not fit", "1000 Gbit/s"),
         (&a("like = \"b\""), "line 2, column 8: class.a.like: ", "there is no \"b\"", "known here: default, a"),
-        (&a("like = \"a\""), "line 2, column 8: class.a.like: ", "circle: a, then a", "remove it"),
+        (&a("like = \"a\""), "line 2, column 8: class.a.like: ", "cycle: a, then a", "remove it"),
         (
             "[class.a]\nlike = \"b\"\n[class.b]\nlike = \"c\"\n[class.c]\nlike = \"a\"",
             "line 2, column 8: class.a.like: ",
-            "circle: a, then b, then c, then a",
+            "cycle: a, then b, then c, then a",
             "remove it",
         ),
         ("[schedule]\nlow = \"abs\"", "line 2, column 7: schedule.low: ", "\"abs\" does not fit", "\"wfq\""),
@@ -243,7 +243,7 @@ fn every_refusal_says_where_which_key_what_and_what_instead() {
         (
             "[[rule]]\nclass = \"default\"\nto = \"10.0.0.1/8\"",
             "line 3, column 6: rule.to: ",
-            "behind its prefix",
+            "set after its prefix",
             "10.0.0.0/8",
         ),
         ("[[rule]]\nclass = \"default\"\nports = [0]", "line 3, column 10: rule.ports: ", "0 does", "1 to 65535"),
@@ -256,7 +256,7 @@ fn every_refusal_says_where_which_key_what_and_what_instead() {
 }
 
 #[test]
-fn a_circle_is_reported_once_and_not_for_those_outside() {
+fn a_cycle_is_reported_once_and_not_for_those_outside() {
     let text = "[class.a]\nlike = \"b\"\n[class.b]\nlike = \"c\"\n[class.c]\nlike = \"b\"\n";
     assert_eq!(refusals(text).lines().count(), 1);
     assert!(refusals(text).starts_with("line 4, column 8: class.b.like: "));

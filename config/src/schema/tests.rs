@@ -134,7 +134,7 @@ pub(crate) fn changed(document: &Table, steps: &[Step], change: impl FnOnce(&mut
 fn is_plain(error: &Error) -> bool {
     let is_foreign = |c: char| !c.is_ascii_lowercase() && !c.is_ascii_digit() && c != '-';
     match &error.problem {
-        Problem::Contradiction { .. } | Problem::Circle(_) => false,
+        Problem::Contradiction { .. } | Problem::Cycle(_) => false,
         // Not a key that another key requires.
         Problem::Missing { key, .. } => error.key.ends_with(key),
         // Only if the name could not be a name at all.

@@ -207,7 +207,7 @@ impl<'a> NamedSections<'a> {
                 has_named_sections: false,
             };
             section.read_by(|section| {
-                self.refuse_circle(section, like, place, &ancestors);
+                self.refuse_cycle(section, like, place, &ancestors);
                 read(named.name, section)
             })
         };
@@ -224,23 +224,23 @@ impl<'a> NamedSections<'a> {
         let read = |(place, named): (usize, &Named<'a>)| {
             let path = format!("{}.{}", self.path, named.name);
             Section::open(self.report, path, named.offset, named.table, |section| {
-                self.refuse_circle(section, next, place, &self.ancestors(place, next));
+                self.refuse_cycle(section, next, place, &self.ancestors(place, next));
                 read(named.name, section)
             })
         };
         self.sections.iter().enumerate().map(read).collect()
     }
 
-    /// Refuses a circle once, at its first member.
-    fn refuse_circle(&self, section: &Section<'a>, key: &'static str, place: usize, ancestors: &[usize]) {
+    /// Refuses a cycle once, at its first member.
+    fn refuse_cycle(&self, section: &Section<'a>, key: &'static str, place: usize, ancestors: &[usize]) {
         if ancestors.contains(&place) && ancestors.iter().all(|other| place <= *other) {
-            let circle = once(&place).chain(ancestors).map(|place| self.sections[*place].name.to_owned());
-            section.refuse(key, Problem::Circle(circle.collect()));
+            let cycle = once(&place).chain(ancestors).map(|place| self.sections[*place].name.to_owned());
+            section.refuse(key, Problem::Cycle(cycle.collect()));
         }
     }
 
     /// Returns the places of the sections from which the one at `place` takes keys, the nearest first; itself, as the
-    /// last, only if it is part of a circle.
+    /// last, only if it is part of a cycle.
     fn ancestors(&self, place: usize, like: &str) -> Vec<usize> {
         let mut ancestors = Vec::new();
         let mut last = place;

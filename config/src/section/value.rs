@@ -166,7 +166,7 @@ impl Value for Pattern {
     }
 }
 
-/// Returns the problem of a value that is a network with bits behind its prefix; `None` for other values.
+/// Returns the problem of a value that is a network with bits set after its prefix; `None` for other values.
 fn bits_behind_the_prefix(value: &DeValue<'_>) -> Option<Problem> {
     match value.as_str()?.parse::<Pattern>() {
         Err(problem @ NotAPattern::HostBits(_)) => Some(problem.into()),

@@ -57,13 +57,13 @@ fn every_refusal_says_where_which_key_what_and_what_instead() {
         (
             "[hop.first]\nvia = \"first\"",
             "line 2, column 7: hop.first.via: ",
-            "forms a circle: first, then first",
+            "forms a cycle: first, then first",
             "remove it",
         ),
         (
             "[hop.a]\nvia = \"b\"\n[hop.b]\nvia = \"c\"\n[hop.c]\nvia = \"a\"",
             "line 2, column 7: hop.a.via: ",
-            "forms a circle: a, then b, then c, then a",
+            "forms a cycle: a, then b, then c, then a",
             "remove it",
         ),
         ("[hop.first]", "line 1, column 1: hop.first.relay: ", "missing", "add relay ="),
@@ -157,13 +157,13 @@ fn every_refusal_says_where_which_key_what_and_what_instead() {
         (
             &relay("[relay.targets]\nallow = [\"10.0.0.1/8\"]"),
             "line 7, column 10: relay.targets.allow: ",
-            "10.0.0.1/8 has bits behind its prefix",
+            "10.0.0.1/8 has bits set after its prefix",
             "write 10.0.0.0/8 for the network, or 10.0.0.1",
         ),
         (
             &relay("[relay.targets]\nown = [\"192.0.2.7/24\"]"),
             "line 7, column 8: relay.targets.own: ",
-            "192.0.2.7/24 has bits behind its prefix",
+            "192.0.2.7/24 has bits set after its prefix",
             "write 192.0.2.0/24 for the network, or 192.0.2.7 for the address",
         ),
         (

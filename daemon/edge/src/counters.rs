@@ -52,7 +52,7 @@ pub struct LocalAddressCounters {
     pub credit_waits: Counter,
     /// Tunnels that had to wait because all places on connections were taken.
     pub place_waits: Counter,
-    /// Answers of relays that they allow no more tunnels.
+    /// Refusals by relays that allow no more tunnels.
     pub limit_refusals: Counter,
     /// Tunnels that were never opened, because there was no place for them.
     pub tunnels_crowded_out: Counter,
@@ -80,10 +80,10 @@ impl EdgeMetrics {
         for (name, help, family) in [
             ("edge_tunnels_opened", "Tunnels opened through relays", &self.tunnels_opened),
             ("edge_tunnels_refused", "Tunnels that relays refused, or ended at once", &self.tunnels_refused),
-            ("edge_sources_evicted", "Local senders that had to leave for others", &self.sources_evicted),
+            ("edge_sources_evicted", "Local senders evicted to make room for others", &self.sources_evicted),
             ("edge_stream_credit_waits", "Tunnels that waited for a relay's stream credit", &self.credit_waits),
             ("edge_place_waits", "Tunnels that waited because all connections were full", &self.place_waits),
-            ("edge_limit_refusals", "Answers of relays that they allow no more tunnels", &self.limit_refusals),
+            ("edge_limit_refusals", "Refusals by relays that allow no more tunnels", &self.limit_refusals),
             ("edge_tunnels_crowded_out", "Tunnels that found no place", &self.tunnels_crowded_out),
             ("edge_packets_up", "UDP payloads handed to tunnels", &self.packets_up),
             ("edge_packets_down", "UDP payloads handed to local senders", &self.packets_down),

@@ -351,7 +351,7 @@ impl Edge {
             if !changed.is_empty() {
                 info!(
                     listen = %other.wanted.listen(), protocol = other.wanted.name(), files = changed.join(", "),
-                    "files have changed: serving the local address anew"
+                    "files have changed: restarting the local address"
                 );
             }
         }

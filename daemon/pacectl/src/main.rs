@@ -31,7 +31,7 @@ use tracing_subscriber::{filter::LevelFilter, layer::SubscriberExt as _, util::S
 use self::door::Door;
 
 const EXIT_CODES: &str = "Exit codes: 0 done (`forward`, `trace`, `qlog` and `flamegraph` also when interrupted), 1 failed, 2 wrong usage, \
-    3 refused (the message says why), 4 this user may not, 5 no daemon, relay or server of models answers.\n\
+    3 refused (the message says why), 4 this user is not allowed to do that, 5 no daemon, relay or server of models answers.\n\
     Logs go to standard error; RUST_LOG chooses how much (error, warn, info, debug, trace).";
 
 /// Inspects and controls a running paced; makes tokens, probes relays, and forwards ports through relays

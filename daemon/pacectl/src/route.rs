@@ -39,7 +39,7 @@ pub(crate) enum Command {
     Tune(Tune),
     /// Trains a network on a scenario, by double deep Q-learning
     Train(Train),
-    /// Scores policies on a scenario, beside simple policies, with new requests
+    /// Scores policies on a scenario with new requests, compared with simple policies
     Eval(Eval),
     /// Shows where a policy would have decided otherwise about recorded requests
     Replay(Replay),
@@ -144,7 +144,7 @@ fn calibrate(Calibrate { records, output }: &Calibrate, as_json: bool) -> Result
     let scenario::Calibrated { scenario, used, without_budget } =
         scenario::calibrate(&records.read()?, &records.alias)?;
     let text = format!(
-        "# Made by pacectl {} of {used} decisions about {}. Change what may become different; each rate is played by itself.\n{}",
+        "# Made by pacectl {} of {used} decisions about {}. Edit whatever will change; each rate is simulated separately.\n{}",
         env!("CARGO_PKG_VERSION"),
         records.alias,
         scenario.to_toml()?
@@ -296,7 +296,7 @@ fn replay(Replay { records, policy }: &Replay, as_json: bool) -> Result<()> {
         );
         return Ok(());
     }
-    say!("{asked} decisions asked again, {same} decided the same");
+    say!("{asked} decisions replayed, {same} with the same result");
     if *other_models > 0 {
         say!("{other_models} decisions are about other models and were skipped");
     }

@@ -192,7 +192,7 @@ impl Default for Class {
 pub struct Terms {
     /// Its service for the scheduler. The deadline in it is ignored; `deadline_ns` replaces that.
     pub service: Service,
-    /// How long after its beginning a stream, or after its arrival a payload of a tunnel, should have left at the latest.
+    /// The deadline: of a stream, counted from its beginning; of a tunnel's payload, from its arrival.
     pub deadline_ns: Option<u64>,
     /// When a stream begins.
     pub since: Since,

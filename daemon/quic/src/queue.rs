@@ -82,7 +82,7 @@ impl Queue {
         Some(taken)
     }
 
-    /// Returns when the payload of a tunnel that leaves next arrived.
+    /// Returns the arrival time of the tunnel's payload that leaves next.
     #[must_use]
     pub fn oldest_ns(&self) -> Option<u64> {
         let payloads = self.payloads.as_ref()?;

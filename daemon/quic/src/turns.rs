@@ -31,7 +31,7 @@ pub struct Turns {
     yielded: bool,
     /// How many packets were lost when this was last looked at.
     lost: u64,
-    /// Whether bytes of streams may have been lost that were not sent again.
+    /// Whether stream bytes may have been lost and not yet sent again.
     repairs: bool,
 }
 

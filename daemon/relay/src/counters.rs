@@ -45,7 +45,7 @@ pub struct RelayMetrics {
     pub tcp: Arc<UserTraffic>,
     /// Target sockets that could not be given the mark of their class.
     pub unmarked_sockets: Counter,
-    /// Packets that reached another worker than their connection ID names.
+    /// Packets that reached a worker other than the one in their connection ID.
     pub misdirected_packets: Counter,
     /// Packets under connection IDs that are not answered with a stateless reset.
     pub unanswered_packets: Counter,
@@ -77,7 +77,7 @@ impl RelayMetrics {
         registry.register("ignored", "Valid arrivals that a relay ignores, by kind", self.ignored.clone());
         registry.register(
             "misdirected_packets",
-            "Packets that reached another worker than their connection ID names",
+            "Packets that reached a worker other than the one in their connection ID",
             self.misdirected_packets.clone(),
         );
         registry.register(

@@ -170,7 +170,7 @@ impl RelayTunnel {
         .map(|(reason, count)| (reason, count.load(Relaxed)))
     }
 
-    /// Returns it as a request finds it that continues it; `origin` is its socket.
+    /// Returns the tunnel as seen by a request that continues it; `origin` is its socket.
     pub(super) fn keyed(&self, origin: &TargetOrigin) -> KeyedTunnel {
         KeyedTunnel { id: self.id, next_hop: self.asked.next_hop, origin: origin.clone(), pin: self.pinned.clone() }
     }

@@ -45,7 +45,7 @@ impl fmt::Display for BindError {
                 )
             }
             (io::ErrorKind::PermissionDenied, _) if port < 1024 => {
-                f.write_str(" (ports below 1024 take root or CAP_NET_BIND_SERVICE, which the service has)")
+                f.write_str(" (ports below 1024 need root or CAP_NET_BIND_SERVICE, which the service has)")
             }
             (io::ErrorKind::AddrNotAvailable, _) => f.write_str(" (this host has no such address)"),
             _ => Ok(()),

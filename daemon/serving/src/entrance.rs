@@ -73,7 +73,7 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long, and for how many bytes, the edge still reads a body that it has refused.
 const LINGER: (Duration, usize) = (Duration::from_secs(1), 16 << 20);
 
-/// How often a request is sent at most: again only after the gateway was lost.
+/// How many times a request is sent at most; it is sent again only after the gateway was lost.
 const MOST_TRIES: usize = 2;
 
 pub use crate::connection::Patience;

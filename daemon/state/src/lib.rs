@@ -92,7 +92,7 @@ impl<'a> Staged<'a> {
         fs::rename(&self.staged, self.file)?;
         // The folder holds the new name, so it is synced too. A failure is no error: every reader finds the new content.
         self.folder.sync_all().unwrap_or_else(|error| {
-            tracing::warn!(file = %self.file.display(), %error, "saved, but a crash of this machine may bring back the content before");
+            tracing::warn!(file = %self.file.display(), %error, "saved, but a crash of this machine may bring back the previous content");
         });
         Ok(())
     }

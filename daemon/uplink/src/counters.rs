@@ -53,7 +53,7 @@ impl ConnectionCounters {
             ("edge_paths_slow", "Paths and relays that became slow, so that their tunnels moved", &self.slow),
             (
                 "edge_paths_given_up",
-                "Connections over silent paths that were ended for what could not move",
+                "Connections over silent paths, closed together with streams that could not move",
                 &self.given_up,
             ),
             (

@@ -18,7 +18,7 @@ pub fn fstream_ns(path: &CandidatePath, bytes: u64, weight: u32) -> f64 {
     bytes as f64 / share + path.smoothed_rtt_ns as f64 / 2.0
 }
 
-/// When a stream ends that shares the path by weight with the streams on it (generalized processor sharing: a stream that
+/// The end of a stream that shares the path by weight with the streams on it (generalized processor sharing: a stream that
 /// ends leaves its share to the others), behind the backlog.
 ///
 /// Until a stream of `s` bytes and weight `w` has ended, another of `b` bytes and weight `v` has sent `v·s/w`, or all of

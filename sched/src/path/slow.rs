@@ -66,7 +66,7 @@ impl Slowness {
     }
 
     /// Whether there should be a connection to compare the path with, at `now_ns`: it is slow, or its round trips have been long for a
-    /// second, by as much as they would exceed those of a path that is as it was itself.
+    /// second, by the margins that make a path slow, measured against its own shortest round trip.
     pub fn needs_other(&mut self, now_ns: u64, path: Option<RoundTrips>) -> bool {
         let exceeds = |path: &RoundTrips| path.smoothed_ns >= path.shortest_ns.saturating_add(EXCESS_NS);
         if !path.is_some_and(|path| path.are_long(SHORTEST) && exceeds(&path)) {

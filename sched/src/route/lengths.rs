@@ -1,8 +1,9 @@
 //! How long answers are, on average: by class, from all answers, including answers that have not ended.
 //!
-//! One class may hold short questions and another long reports, so a mean over all classes fits neither. A class that has ended few
-//! answers is assumed to be like before a restart, or else like all classes together, which are assumed to be like before. If clients limit
-//! an answer's tokens, the used part of the limit predicts better than a mean, because it depends on the request.
+//! One class may hold short questions and another long reports, so a mean over all classes fits neither. A class that
+//! has ended few answers is assumed to have the mean from before a restart or, without one, the mean of all classes,
+//! which itself starts from before the restart. If clients limit an answer's tokens, the used part of the limit
+//! predicts better than a mean, because it depends on the request.
 
 use std::collections::VecDeque;
 

@@ -29,7 +29,7 @@ impl RoutedRequest {
         if self.max_tokens != 0 && self.max_tokens < expected { self.max_tokens } else { expected }
     }
 
-    /// Returns how many tokens of the prompt an engine reads that has `cached_tokens` of them in its cache; see [`unread_tokens`].
+    /// Returns how many tokens of the prompt an engine with `cached_tokens` of them in its cache reads; see [`unread_tokens`].
     #[must_use]
     pub const fn unread_tokens(&self, cached_tokens: u32) -> u32 {
         unread_tokens(self.prompt_tokens, cached_tokens)

@@ -45,7 +45,7 @@ const LONG: Duration = Duration::from_secs(20);
 
 const QUEUE_BYTES: usize = 1 << 20;
 
-/// How often the relay's socket toward the target is looked after, in virtual time.
+/// How often the relay's socket toward the target is polled, in virtual time.
 const TICK: Duration = Duration::from_micros(100);
 
 /// Serves a tunnel as the relay does, toward a real socket.

@@ -69,7 +69,7 @@ impl Uses {
 
     /// Returns the module that defines what `path` names, as far as the crate's imports tell.
     fn defining(&self, path: &[String]) -> Option<Module> {
-        /// More than any name is passed on; ends circles of imports.
+        /// More than any name is passed on; ends cycles of imports.
         const STEPS: usize = 16;
         let mut path = path.to_vec();
         for _ in 0..STEPS {
@@ -239,7 +239,7 @@ impl<'ast> Visit<'ast> for Reader<'_> {
 }
 
 /// Returns a path along the arrows from a module back to itself, if there is one.
-fn circle(arrows: &BTreeMap<&str, Vec<&str>>) -> Option<Vec<String>> {
+fn cycle(arrows: &BTreeMap<&str, Vec<&str>>) -> Option<Vec<String>> {
     fn walk<'a>(
         at: &'a str,
         arrows: &BTreeMap<&'a str, Vec<&'a str>>,
@@ -276,9 +276,9 @@ fn modules_beside_each_other_use_each_other_in_one_direction() {
     let mut by_module = BTreeMap::<_, Vec<_>>::new();
     arrows.iter().for_each(|(from, to)| by_module.entry(&from[..]).or_default().push(&to[..]));
     assert_eq!(
-        circle(&by_module),
+        cycle(&by_module),
         None,
-        "modules use each other in a circle; move what they share to a module below both"
+        "modules use each other in a cycle; move what they share to a module below both"
     );
 }
 
@@ -333,8 +333,8 @@ fn globs_are_seen_outside_unit_tests_only() {
 }
 
 #[test]
-fn a_circle_is_found_wherever_it_begins() {
+fn a_cycle_is_found_wherever_it_begins() {
     let arrows = BTreeMap::from([("a", vec!["b"]), ("b", vec!["c", "d"]), ("d", vec!["e"]), ("e", vec!["b"])]);
-    assert_eq!(circle(&arrows), Some(["b", "d", "e", "b"].map(str::to_owned).to_vec()));
-    assert_eq!(circle(&BTreeMap::from([("a", vec!["b", "c"]), ("b", vec!["c"])])), None);
+    assert_eq!(cycle(&arrows), Some(["b", "d", "e", "b"].map(str::to_owned).to_vec()));
+    assert_eq!(cycle(&BTreeMap::from([("a", vec!["b", "c"]), ("b", vec!["c"])])), None);
 }

@@ -19,7 +19,7 @@ use crate::connect::NoConnection;
 /// without a place looks for one.
 const PATIENCE: Duration = Duration::from_millis(250);
 
-/// How often a relay may refuse a further tunnel before a sender gives up: once for each connection, and once more after
+/// How many times a relay may refuse a further tunnel before a sender gives up: once for each connection, and once more after
 /// other tunnels have ended.
 const LIMIT_TRIES: usize = CONNECTIONS + 1;
 

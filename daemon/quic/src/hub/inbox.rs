@@ -82,7 +82,7 @@ impl Arrivals {
 
 impl Inbox {
     /// Opens the entrance of a stream's flow, whose number in the outbox is `slot`. Returns the place of its arrivals, and how many early
-    /// datagrams of streams that were passed over this dropped: nothing will ever read them.
+    /// datagrams this dropped: those of skipped streams, which nothing will ever read.
     pub(super) fn open(
         &mut self,
         stream_id: u64,

@@ -344,7 +344,7 @@ impl Door {
             self.end = None;
             tracing::debug!(
                 caller = self.peer.caller().name,
-                "closed a caller of gRPC whose door or authority is gone"
+                "closed the connection of a gRPC caller whose door or authority is gone"
             );
         }
         Poll::Ready(io::ErrorKind::ConnectionAborted.into())
