@@ -84,7 +84,7 @@ mod tests {
             let mut set = |services: &[Service]| {
                 let mut streams = Streams::new();
                 for (stream, service) in (0..).zip(services) {
-                    streams.insert(stream, *service);
+                    streams.insert(&mut clock, stream, *service);
                     streams.wake(&mut clock, stream);
                 }
                 streams

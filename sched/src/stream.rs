@@ -50,7 +50,8 @@ pub enum Discipline {
     },
     /// Weighted fair queueing by bytes: start-time fair queueing (Goyal, Vin, Cheng: "Start-time Fair Queueing", SIGCOMM
     /// 1996), which need not know how long a turn will be. Between two streams that wait all the time, bytes per weight
-    /// differ by at most one turn of each. A stream that slept accumulates no credit.
+    /// differ by at most one turn of each. A stream that slept accumulates no credit, and owes nothing for turns from before
+    /// a time when no stream waited.
     Wfq,
     /// Lottery: each turn goes to a stream with a probability of its weight's share of the weights of all waiting streams,
     /// however long its turns are (FStream, §II, where the weight is called the stream's priority, PRT).
@@ -151,8 +152,8 @@ impl Streams {
     }
 
     /// Adds `stream`, with nothing to send yet. It replaces any stream of this name.
-    pub fn insert(&mut self, stream: u32, service: Service) {
-        self.queue.remove(stream);
+    pub fn insert(&mut self, clock: &mut DisciplineClock, stream: u32, service: Service) {
+        self.sleep(clock, stream);
         if stream as usize >= self.known.len() {
             self.known.resize(stream as usize + 1, None);
         }
@@ -163,11 +164,11 @@ impl Streams {
     /// it; its arrival and its charges so far still count. Does nothing for an unknown stream.
     pub fn set(&mut self, clock: &mut DisciplineClock, stream: u32, service: Service) {
         let Some(known) = known(&mut self.known, stream) else { return };
-        let rank = known.rank(clock);
-        known.account.change(&known.service, &service, clock);
+        let (rank, waits) = (known.rank(clock), self.queue.contains(stream));
+        known.account.change(&known.service, &service, clock, waits);
         known.service = service;
         let changed = known.rank(clock);
-        if changed != rank && self.queue.contains(stream) {
+        if changed != rank && waits {
             self.queue.push(stream, changed);
         }
     }
@@ -210,18 +211,23 @@ impl Streams {
         let Some(known) = known(&mut self.known, stream) else { return };
         let moves = known.account.charge(&known.service, clock, bytes);
         if !more {
-            self.queue.remove(stream);
+            self.sleep(clock, stream);
         } else if moves && self.queue.contains(stream) {
             self.queue.push(stream, known.rank(clock));
         }
     }
 
     /// Notes that a waiting stream has nothing to send any more, though it had no turn. Its charges so far still count.
-    pub fn sleep(&mut self, stream: u32) {
-        self.queue.remove(stream);
+    pub fn sleep(&mut self, clock: &mut DisciplineClock, stream: u32) {
+        if self.queue.remove(stream)
+            && let Some(known) = known(&mut self.known, stream)
+        {
+            Account::close(&known.service, clock);
+        }
     }
 
-    /// Orders the streams by another `clock` from now on. Waiting streams start afresh, in the order in which they waited.
+    /// Orders the streams by another `clock` from now on; the former one must not be used any more. Waiting streams start
+    /// afresh, in the order in which they waited.
     pub fn reorder(&mut self, clock: &mut DisciplineClock) {
         self.known.iter_mut().flatten().for_each(|known| known.account = Account::default());
         let waiting: Vec<_> = std::iter::from_fn(|| self.queue.pop()).collect();
@@ -229,8 +235,8 @@ impl Streams {
     }
 
     /// Removes `stream`, whose name may be reused at once. Returns whether it was known.
-    pub fn remove(&mut self, stream: u32) -> bool {
-        self.queue.remove(stream);
+    pub fn remove(&mut self, clock: &mut DisciplineClock, stream: u32) -> bool {
+        self.sleep(clock, stream);
         let was_known = self.known.get_mut(stream as usize).and_then(Option::take).is_some();
         while let Some(None) = self.known.last() {
             self.known.pop();

@@ -87,7 +87,7 @@ impl Turns {
         if set.service(name).is_some() {
             set.set(clock, name, service);
         } else {
-            set.insert(name, service);
+            set.insert(clock, name, service);
         }
     }
 
@@ -125,8 +125,8 @@ impl Turns {
 
     /// Forgets a stream or flow.
     pub fn remove(&mut self, kind: TurnKind, name: u32) {
-        let (set, _) = self.of(kind);
-        set.remove(name);
+        let (set, clock) = self.of(kind);
+        set.remove(clock, name);
     }
 
     /// Whether a flow waits for a turn.

@@ -77,7 +77,8 @@ mod tests {
         let mut clock = DisciplineClock::new(classes.schedule(None).discipline, 1);
         let mut streams = Streams::new();
         for (stream, text) in (0..).zip(["u=7, i=?0", "u=0, dl=1", "i", ""]) {
-            streams.insert(stream, classes.named(None).service(Priority::parse(text.as_bytes()).as_ref(), 5));
+            let service = classes.named(None).service(Priority::parse(text.as_bytes()).as_ref(), 5);
+            streams.insert(&mut clock, stream, service);
             streams.wake(&mut clock, stream);
         }
         let mut turn = || {

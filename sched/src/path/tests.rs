@@ -200,7 +200,7 @@ fn turns(discipline: Discipline, [earlier, later]: [Service; 2]) -> Vec<u32> {
     let (mut streams, mut clock) = (Streams::new(), DisciplineClock::new(discipline, 1));
     let mut left = [5; 2];
     for (stream, service) in [earlier, later].into_iter().enumerate() {
-        streams.insert(stream as u32, service);
+        streams.insert(&mut clock, stream as u32, service);
     }
     streams.wake(&mut clock, 0);
     let mut turns = Vec::new();

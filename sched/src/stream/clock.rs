@@ -64,6 +64,10 @@ pub struct DisciplineClock {
     discipline: Discipline,
     arrivals: u64,
     virtual_time: u64,
+    /// How many streams that are ordered by virtual start time wait, in all sets.
+    pub(super) sharing: usize,
+    /// The latest end of a turn of such a stream, in virtual time.
+    latest_end: u64,
     random: Random,
 }
 
@@ -79,7 +83,7 @@ impl DisciplineClock {
     /// Creates the counters for streams served by `discipline`. Only [`Discipline::Lottery`] uses `seed`.
     #[must_use]
     pub const fn new(discipline: Discipline, seed: u64) -> Self {
-        Self { discipline, arrivals: 0, virtual_time: 0, random: Random::new(seed) }
+        Self { discipline, arrivals: 0, virtual_time: 0, sharing: 0, latest_end: 0, random: Random::new(seed) }
     }
 
     /// Returns how streams are ordered.
@@ -118,19 +122,33 @@ impl Account {
     pub(super) fn open(&mut self, service: &Service, clock: &mut DisciplineClock) {
         self.arrival = clock.arrival();
         self.start(service, clock);
+        clock.sharing += usize::from(is_by_share(clock.discipline, service));
     }
 
-    /// Notes that the stream's service changed from `before`.
-    pub(super) fn change(&mut self, before: &Service, service: &Service, clock: &mut DisciplineClock) {
+    /// Notes that the stream, which waited, does not wait any more.
+    pub(super) fn close(service: &Service, clock: &mut DisciplineClock) {
+        clock.sharing = clock.sharing.saturating_sub(usize::from(is_by_share(clock.discipline, service)));
+    }
+
+    /// Notes that the service of the stream, which `waits` or not, changed from `before`.
+    pub(super) fn change(&mut self, before: &Service, service: &Service, clock: &mut DisciplineClock, waits: bool) {
         if weight(before) != weight(service) || before.level != service.level {
             self.carry = 0;
             self.start(service, clock);
+            let [shared, shares] = [before, service].map(|of| waits && is_by_share(clock.discipline, of));
+            clock.sharing = (clock.sharing + usize::from(shares)).saturating_sub(usize::from(shared));
         }
     }
 
     fn start(&mut self, service: &Service, clock: &mut DisciplineClock) {
         match order(clock.discipline, service).1 {
-            Order::Share => self.tag = self.tag.max(clock.virtual_time),
+            Order::Share => {
+                if clock.sharing == 0 {
+                    // A busy period has ended (SIGCOMM 1996, §2): whoever wakes first begins the next one, without debts.
+                    clock.virtual_time = clock.virtual_time.max(clock.latest_end);
+                }
+                self.tag = self.tag.max(clock.virtual_time);
+            }
             Order::Draw => self.tag = clock.draw(weight(service)),
             Order::Turns | Order::Arrival | Order::Deadline(_) | Order::Priority => {}
         }
@@ -148,6 +166,7 @@ impl Account {
                 let units = bytes.saturating_mul(DisciplineClock::UNITS_PER_BYTE).saturating_add(self.carry);
                 self.carry = units % weight(service);
                 self.tag = self.tag.saturating_add(units / weight(service)).min(Rank::VALUE_MAX);
+                clock.latest_end = clock.latest_end.max(self.tag);
             }
             Order::Draw => {
                 clock.virtual_time = clock.virtual_time.max(self.tag);

@@ -17,10 +17,18 @@ impl Bench {
     fn new(discipline: Discipline, services: &[Service]) -> Self {
         let mut bench = Self { clock: DisciplineClock::new(discipline, 7), streams: Streams::new() };
         for (stream, service) in (0..).zip(services) {
-            bench.streams.insert(stream, *service);
+            bench.insert(stream, *service);
             bench.wake(stream);
         }
         bench
+    }
+
+    fn insert(&mut self, stream: u32, service: Service) {
+        self.streams.insert(&mut self.clock, stream, service);
+    }
+
+    fn remove(&mut self, stream: u32) -> bool {
+        self.streams.remove(&mut self.clock, stream)
     }
 
     fn wake(&mut self, stream: u32) {
@@ -151,19 +159,19 @@ fn waking_a_waiting_stream_does_not_cost_it_its_place() {
 fn a_stream_removed_during_its_turn_stays_away() {
     let mut bench = Bench::new(Discipline::Rr, &[plain()]);
     assert_eq!(bench.next(), Some(0));
-    assert!(bench.streams.remove(0));
+    assert!(bench.remove(0));
     bench.end_turn(0, QUANTUM, true);
     bench.wake(0);
     assert!(bench.streams.is_empty());
     assert_eq!(bench.streams.service(0), None);
-    assert!(!bench.streams.remove(0));
+    assert!(!bench.remove(0));
 }
 
 #[test]
 fn a_name_given_to_another_stream_starts_afresh() {
     let mut bench = Bench::new(Discipline::Wfq, &[plain(), plain()]);
     bench.end_turn(0, 1 << 40, false);
-    bench.streams.insert(0, weight(2));
+    bench.insert(0, weight(2));
     assert!(!bench.streams.contains(0));
     bench.wake(0);
     assert_eq!(bench.turns(3), [1, 0, 0], "its predecessor's bytes are not charged to it");
@@ -173,10 +181,10 @@ fn a_name_given_to_another_stream_starts_afresh() {
 fn memory_of_streams_that_are_gone_is_given_back() {
     let mut bench = Bench::new(Discipline::Wfq, &[plain(); 10_000]);
     for stream in 0..9_999 {
-        bench.streams.remove(stream);
+        bench.remove(stream);
     }
     assert_eq!(bench.next(), Some(9_999), "the last keeps its place");
-    bench.streams.remove(9_999);
+    bench.remove(9_999);
     assert!(bench.streams.known.capacity() <= KEPT);
 }
 
@@ -234,11 +242,41 @@ fn a_stream_that_slept_is_owed_nothing() {
 }
 
 #[test]
+fn a_debt_ends_when_no_stream_waits_in_any_set() {
+    // A turn of the first stream lasts as long as a thousand turns of the second.
+    let services = [weight(1), weight(1_000)];
+    for (other_waits, expected) in [(false, [0, 1]), (true, [1, 1])] {
+        let mut bench = Bench::new(Discipline::Wfq, &services);
+        bench.streams.sleep(&mut bench.clock, 1);
+        let mut other = Streams::new();
+        other.insert(&mut bench.clock, 0, plain());
+        other.wake(&mut bench.clock, 0);
+        if !other_waits {
+            other.remove(&mut bench.clock, 0);
+        }
+        bench.end_turn(0, QUANTUM, false);
+        bench.wake(0);
+        bench.wake(1);
+        assert_eq!(bench.turns(2), expected, "another set waits: {other_waits}");
+    }
+}
+
+#[test]
+fn a_stream_that_begins_to_share_begins_where_an_earlier_time_of_sharing_ended() {
+    let mut ml = Bench::new(Discipline::Ml { low: Low::Wfq }, &[plain(), high(weight(1_000))]);
+    ml.end_turn(0, QUANTUM, false);
+    ml.end_turn(1, QUANTUM, true);
+    ml.set(1, weight(1_000));
+    ml.wake(0);
+    assert_eq!(ml.turns(2), [1, 0], "both begin at the end of the first turn");
+}
+
+#[test]
 fn ranks_order_two_sets_on_one_clock() {
     let mut clock = DisciplineClock::new(Discipline::Fcfs, 0);
     let (mut a, mut b) = (Streams::new(), Streams::new());
     for streams in [&mut a, &mut b] {
-        streams.insert(0, plain());
+        streams.insert(&mut clock, 0, plain());
         streams.wake(&mut clock, 0);
     }
     let rank = |streams: &Streams| streams.turn().map(|(_, rank)| rank);
@@ -296,7 +334,7 @@ fn equal_seeds_draw_equal_lots() {
         let mut bench = Bench::new(Discipline::Lottery, &[]);
         bench.clock = DisciplineClock::new(Discipline::Lottery, seed);
         for stream in 0..4 {
-            bench.streams.insert(stream, plain());
+            bench.insert(stream, plain());
             bench.wake(stream);
         }
         bench.turns(100)
@@ -378,7 +416,7 @@ proptest! {
             Just(Discipline::Fcfs), Just(EDF), Just(Discipline::Abs), Just(Discipline::Wfq), Just(Discipline::Lottery),
             Just(Discipline::Ml { low: Low::Edf }), Just(Discipline::Ml { low: Low::Wfq }),
         ],
-        steps in prop::collection::vec((0..4u8, 0..12u32, any::<u8>()), 1..200),
+        steps in prop::collection::vec((0..5u8, 0..12u32, any::<u8>()), 1..200),
     ) {
         let mut bench = Bench::new(discipline, &[]);
         for (step, stream, value) in steps {
@@ -390,16 +428,21 @@ proptest! {
                 incremental: value % 7 == 0,
             };
             match step {
-                0 => { bench.streams.insert(stream, service); bench.wake(stream); }
+                0 => { bench.insert(stream, service); bench.wake(stream); }
                 1 => { bench.set(stream, service); }
-                2 => { bench.streams.remove(stream); }
+                2 => { bench.remove(stream); }
+                3 => { bench.streams.sleep(&mut bench.clock, stream); }
                 _ => if let Some(turn) = bench.next() {
                     bench.end_turn(turn, u64::from(value), value % 4 > 0);
                 },
             }
             let waiting = (0..12).filter(|stream| bench.streams.contains(*stream));
-            let ranks = waiting.map(|stream| bench.streams.known[stream as usize].expect("the stream waits").rank(&bench.clock));
+            let waiting: Vec<_> =
+                waiting.map(|stream| bench.streams.known[stream as usize].expect("it waits")).collect();
+            let ranks = waiting.iter().map(|stream| stream.rank(&bench.clock));
             prop_assert_eq!(bench.streams.turn().map(|(_, rank)| rank), ranks.min());
+            let sharing = waiting.iter().filter(|stream| discipline.is_by_share(&stream.service)).count();
+            prop_assert_eq!(bench.clock.sharing, sharing);
         }
     }
 }
@@ -409,7 +452,7 @@ fn another_discipline_orders_those_that_wait_and_ties_keep_their_order() {
     let mut streams = Streams::new();
     let mut clock = DisciplineClock::new(Discipline::Fcfs, 1);
     for (stream, priority) in [(0, 1), (1, 9), (2, 1), (3, 9), (4, 5)] {
-        streams.insert(stream, Service { priority, ..Service::default() });
+        streams.insert(&mut clock, stream, Service { priority, ..Service::default() });
         if stream != 4 {
             streams.wake(&mut clock, stream);
         }
@@ -437,14 +480,14 @@ fn another_discipline_orders_those_that_wait_and_ties_keep_their_order() {
 fn a_stream_that_sleeps_without_a_turn_keeps_its_charges_and_moves_no_other() {
     let (mut clock, mut streams) = (DisciplineClock::new(Discipline::Wfq, 0), Streams::new());
     for stream in [0, 1] {
-        streams.insert(stream, plain());
+        streams.insert(&mut clock, stream, plain());
         streams.wake(&mut clock, stream);
     }
     streams.end_turn(&mut clock, 0, 1_000, true);
     streams.end_turn(&mut clock, 1, 10, true);
-    streams.sleep(0);
+    streams.sleep(&mut clock, 0);
     assert!(!streams.contains(0));
-    streams.insert(2, plain());
+    streams.insert(&mut clock, 2, plain());
     streams.wake(&mut clock, 2);
     assert_eq!(streams.turn().map(|(stream, _)| stream), Some(2), "its turn is not after the end of the sleeper's");
     streams.wake(&mut clock, 0);

@@ -127,7 +127,7 @@ impl Ordered {
     }
 
     fn add(&mut self, name: u32, service: Service) {
-        self.streams.insert(name, service);
+        self.streams.insert(&mut self.clock, name, service);
         self.streams.wake(&mut self.clock, name);
     }
 
@@ -135,10 +135,14 @@ impl Ordered {
         self.streams.turn().map(|(name, _)| name)
     }
 
+    fn remove(&mut self, name: u32) {
+        self.streams.remove(&mut self.clock, name);
+    }
+
     /// Removes a stream whose turn it was.
     fn serve(&mut self, name: u32) {
         self.streams.end_turn(&mut self.clock, name, 1, false);
-        self.streams.remove(name);
+        self.remove(name);
     }
 
     /// Charges a flow for `tokens`, or nothing if a request of it left unserved. The flow waits for as long as it `has_more`.
@@ -146,7 +150,7 @@ impl Ordered {
         match tokens {
             Some(tokens) => self.streams.end_turn(&mut self.clock, flow, tokens.max(1), has_more),
             None if has_more => {}
-            None => self.streams.sleep(flow),
+            None => self.streams.sleep(&mut self.clock, flow),
         }
     }
 
@@ -195,7 +199,7 @@ impl<T> Queue<T> {
         }
         let mut as_they_waited = Vec::new();
         while let Some(name) = self.all.next() {
-            self.all.streams.remove(name);
+            self.all.remove(name);
             if let Entry::Request(slot) = Entry::of(name) {
                 as_they_waited.push(slot);
             }
@@ -229,7 +233,7 @@ impl<T> Queue<T> {
             }
             None => {
                 self.shared.push((slot.class.clone(), 1));
-                self.all.streams.insert(flow, service);
+                self.all.streams.insert(&mut self.all.clock, flow, service);
             }
         }
         self.all.streams.wake(&mut self.all.clock, flow);
@@ -300,12 +304,12 @@ impl<T> Queue<T> {
                 self.all.charge(flow, tokens, *waiting > 0);
             }
             (None, name) if is_served => self.all.serve(name),
-            (None, name) => _ = self.all.streams.remove(name),
+            (None, name) => self.all.remove(name),
         }
         if self.slots.is_empty() {
             // Nothing is left to share.
             let flows = std::mem::take(&mut self.shared).len();
-            (0..flows).for_each(|at| _ = self.all.streams.remove(Entry::Class(at).name()));
+            (0..flows).for_each(|at| self.all.remove(Entry::Class(at).name()));
         }
         self.answer_tokens -= slot.answer_tokens;
         if let Some((user, waiting)) = slot.user.as_ref().and_then(|user| Some((user, self.users.get_mut(user)?))) {
@@ -334,7 +338,8 @@ impl Shares {
         }
         self.flows.push(Flow { tenant, requests: Ordered::new(discipline), slots: Slab::new() });
         let flow = self.flows.len() - 1;
-        self.tenants.streams.insert(flow as u32, Service { weight, ..Service::default() });
+        let Ordered { clock, streams } = &mut self.tenants;
+        streams.insert(clock, flow as u32, Service { weight, ..Service::default() });
         flow
     }
 
@@ -355,7 +360,7 @@ impl Shares {
         of.slots.try_remove(name as usize);
         match tokens {
             Some(_) => of.requests.serve(name),
-            None => _ = of.requests.streams.remove(name),
+            None => of.requests.remove(name),
         }
         let has_more = !of.slots.is_empty();
         tenants.charge(flow as u32, tokens, has_more);

@@ -165,7 +165,7 @@ fn carry(link: &Link, discipline: Discipline, jobs: &[Job], random: &mut Random)
                 continue;
             };
             if !*known {
-                streams.insert(at as u32, job.service);
+                streams.insert(&mut clock, at as u32, job.service);
                 *known = true;
             }
             // `wake` has no effect on a discarded stream, which is unknown.
@@ -173,7 +173,7 @@ fn carry(link: &Link, discipline: Discipline, jobs: &[Job], random: &mut Random)
             streams.wake(&mut clock, at as u32);
         }
         while let Some(expired) = streams.expired(&clock, now_ns) {
-            streams.remove(expired);
+            streams.remove(&mut clock, expired);
         }
         let Some((stream, _)) = streams.turn() else {
             let Some(Reverse((next_ns, ..))) = ready.peek() else { break };
@@ -195,7 +195,7 @@ fn carry(link: &Link, discipline: Discipline, jobs: &[Job], random: &mut Random)
         streams.end_turn(&mut clock, stream, bytes, *waiting > 0);
         if *arrived == job.bytes {
             *done = Some(now_ns + delay_ns);
-            streams.remove(stream);
+            streams.remove(&mut clock, stream);
         }
     }
     carried.into_iter().map(|(_, _, done)| done).collect()
