@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU64;
+use std::ops::AddAssign;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
 use aya::maps::{Array, HashMap, MapData, PerCpuArray};
@@ -51,6 +52,15 @@ pub struct KernelCounters {
     pub delayed_packets: u64,
     /// Packets that would have left more than a second later.
     pub dropped_packets: u64,
+}
+
+impl AddAssign for KernelCounters {
+    fn add_assign(&mut self, more: Self) {
+        self.packets += more.packets;
+        self.bytes += more.bytes;
+        self.delayed_packets += more.delayed_packets;
+        self.dropped_packets += more.dropped_packets;
+    }
 }
 
 /// How a program is attached to tc.

@@ -5,9 +5,9 @@
 
 #include <linux/types.h>
 
-/* A mark (skb->mark): tag in the upper half, direction in bit 8, class in bits 0 to 7; the lower nine bits are the slot. */
+/* A mark (skb->mark): tag in the upper half, direction in bits 8 and 9, class in bits 0 to 7; the lower ten bits are the slot. */
 #define MARK_TAG_BITS 0xffff0000u
-#define SLOTS 512u
+#define SLOTS 768u
 
 /* The terms have two halves: one in force, one that is being written. */
 #define HALVES 2u

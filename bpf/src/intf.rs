@@ -3,7 +3,7 @@
 use aya::Pod;
 
 /// The number of slots: class and direction, as in a mark.
-pub(crate) const SLOTS: u32 = 512;
+pub(crate) const SLOTS: u32 = 768;
 /// The values in the terms that leave a packet's priority and DSCP unchanged.
 pub(crate) const KEEP_PRIORITY: u32 = u32::MAX;
 pub(crate) const KEEP_DSCP: u8 = u8::MAX;

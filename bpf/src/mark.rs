@@ -1,15 +1,17 @@
 //! The mark of a packet (`SO_MARK`). Sockets set it, so that the kernel's programs know the packet's class.
 //!
-//! The upper 16 bits are a tag that distinguishes our marks from others; bit 8 is the direction, bits 0 to 7 the class,
-//! and the rest is zero.
+//! The upper 16 bits are a tag that distinguishes our marks from others; bits 8 and 9 are the direction, bits 0 to 7 the
+//! class, and the rest is zero.
 
 /// The side toward which a packet leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Direction {
-    /// Toward clients.
+    /// Toward clients, in QUIC packets.
     Down,
-    /// Toward targets: to them, or from an edge to its relay.
+    /// To targets, in packets of one tunnel each.
     Up,
+    /// From an edge to its relay, in QUIC packets.
+    UpToRelay,
 }
 
 /// The upper half of all marks of one daemon.
@@ -70,6 +72,7 @@ impl Mark {
         let direction = match slot >> 8 {
             0 => Direction::Down,
             1 => Direction::Up,
+            2 => Direction::UpToRelay,
             _ => return None,
         };
         Some(Self { direction, class: (slot & 0xff) as u8 })
@@ -86,6 +89,7 @@ mod tests {
     fn a_mark_is_tag_direction_and_class() {
         assert_eq!(REALTIME_UP.encode(Tag::default()), 0x70ac_0107);
         assert_eq!(Mark { direction: Direction::Down, class: 255 }.encode(Tag::default()), 0x70ac_00ff);
+        assert_eq!(Mark { direction: Direction::UpToRelay, class: 1 }.encode(Tag::default()), 0x70ac_0201);
     }
 
     #[test]
@@ -94,7 +98,7 @@ mod tests {
             let mark = Mark::of_slot(slot).unwrap();
             assert_eq!(Mark::decode(mark.encode(Tag::default()), Tag::default()), Some(mark));
         }
-        for foreign in [0, 7, 0x70ad_0007, 0x70ac_0200, 0x70ac_8007, u32::MAX] {
+        for foreign in [0, 7, 0x70ad_0007, 0x70ac_0300, 0x70ac_8007, u32::MAX] {
             assert_eq!(Mark::decode(foreign, Tag::default()), None, "{foreign:#x}");
         }
     }

@@ -2,9 +2,9 @@
 //!
 //! | packet | mark |
 //! |---|---|
-//! | packet to a target | the class of its tunnel, `up` |
-//! | QUIC packet from the relay | the class of the first payload or piece of a stream in it, `down` |
-//! | QUIC packet from the edge | the same, but `up`: for the policy, it travels toward a target |
+//! | packet to a target | the class of its tunnel, [`Direction::Up`] |
+//! | QUIC packet from the relay | the class of the first payload or piece of a stream in it, [`Direction::Down`] |
+//! | QUIC packet from the edge | the same, but [`Direction::UpToRelay`]: for the policy, it travels toward a target |
 //! | QUIC packet without payload of any class (a handshake, a pure acknowledgement, a probe) | none |
 
 use std::{
@@ -114,7 +114,7 @@ impl Marks {
     pub fn of_class(&self, class: &str, role: PolicyRole) -> ClassMarks {
         let toward_peers = match role {
             PolicyRole::Relay => Direction::Down,
-            PolicyRole::Edge => Direction::Up,
+            PolicyRole::Edge => Direction::UpToRelay,
         };
         ClassMarks { to_peers: self.of_packets(class, toward_peers), to_targets: self.of_sockets(class, Direction::Up) }
     }
@@ -180,6 +180,18 @@ mod tests {
         };
         let permission = std::thread::spawn(probe).join().unwrap();
         assert_eq!(permission, Permission { sockets: false, packets: false });
+    }
+
+    #[test]
+    fn quic_packets_of_either_role_share_no_mark_with_packets_to_targets() {
+        let mut marks = Marks::new(Tag::default(), ALL);
+        learn(&mut marks, &Policy::default());
+        let of = |role| marks.of_class("default", role);
+        let (relay, edge) = (of(PolicyRole::Relay), of(PolicyRole::Edge));
+        assert_eq!(
+            [relay.to_peers, edge.to_peers, relay.to_targets].map(Option::unwrap),
+            [0x70ac_0000, 0x70ac_0200, 0x70ac_0100]
+        );
     }
 
     #[test]

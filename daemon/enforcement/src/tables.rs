@@ -306,10 +306,12 @@ fn ranks(policy: &Policy, numbers: &Numbers) -> Vec<(u8, u8)> {
     ranked.collect()
 }
 
-/// The terms that the kernel enforces for each class.
+/// The terms that the kernel enforces for each class. Only packets to targets have a rate there. A QUIC packet has the mark
+/// of one class, but may carry payloads of others: the kernel would charge the class for all of them, delay packets of a class
+/// that keeps its rate, and so reorder those of a connection.
 fn terms(policy: &Policy, marks: &Marks) -> impl Iterator<Item = (Mark, KernelTerms)> {
     policy.classes.iter().flat_map(|class| {
-        [(Direction::Up, class.rate_up), (Direction::Down, class.rate_down)].into_iter().filter_map(
+        [(Direction::Up, class.rate_up), (Direction::Down, None), (Direction::UpToRelay, None)].into_iter().filter_map(
             |(direction, rate)| {
                 Some((marks.of(&class.name, direction)?, KernelTerms { dscp: class.dscp, ..capped(rate) }))
             },
@@ -317,12 +319,13 @@ fn terms(policy: &Policy, marks: &Marks) -> impl Iterator<Item = (Mark, KernelTe
     })
 }
 
-/// Returns a rate as the kernel's guard rail. `sched` enforces the rate itself and counts payloads; the kernel counts
-/// headers as well, so without a margin a second, unordered queue would build up behind the ordered one.
+/// Returns the terms of a rate that the kernel enforces as a guard rail: twice the rate. `role::gate` keeps the rate itself and
+/// counts IP, UDP and TCP headers; the kernel counts link headers as well, which make an empty payload half as large again. So
+/// no second queue builds up behind that of paced while only payloads count. TCP's acknowledgements and retransmissions count
+/// in the kernel alone.
 fn capped(bytes_per_sec: Option<u64>) -> KernelTerms {
-    const MARGIN: u64 = 4;
     const BURST_NS: u64 = 10_000_000;
-    let with_margin = bytes_per_sec.and_then(|rate| NonZeroU64::new(rate.saturating_add(rate / MARGIN)));
+    let with_margin = bytes_per_sec.and_then(|rate| NonZeroU64::new(rate.saturating_mul(2)));
     KernelTerms { bytes_per_sec: with_margin, burst_ns: BURST_NS, ..KernelTerms::default() }
 }
 
@@ -336,7 +339,7 @@ mod tests {
     use crate::marks::Permission;
 
     #[test]
-    fn every_class_has_its_terms_in_both_directions() {
+    fn every_class_has_its_terms_and_only_packets_to_targets_have_a_rate() {
         let text = "[class.voice]\nrate_up = \"8 Mbit/s\"\nrate_down = \"80 Mbit/s\"\ndscp = 46";
         let policy = config::Config::from_toml(text).unwrap().policy;
         let mut marks = Marks::new(Tag::default(), Permission { sockets: true, packets: true });
@@ -344,14 +347,27 @@ mod tests {
         numbers.learn(&policy);
         marks.number_by(&numbers);
         let terms: Vec<_> = terms(&policy, &marks).collect();
-        assert_eq!(terms.len(), 4, "two classes, two directions");
+        assert_eq!(terms.len(), 6, "two classes, three directions");
         let of = |direction, class| {
             let found = terms.iter().find(|(mark, _)| *mark == Mark { direction, class });
             found.map(|(_, terms)| (terms.bytes_per_sec.map(NonZeroU64::get), terms.dscp)).unwrap()
         };
-        assert_eq!(of(Direction::Up, 1), (Some(1_250_000), Some(46)), "a quarter above, for headers");
-        assert_eq!(of(Direction::Down, 1), (Some(12_500_000), Some(46)));
+        assert_eq!(of(Direction::Up, 1), (Some(2_000_000), Some(46)), "twice as much, for headers");
+        // QUIC packets may carry payloads of several classes.
+        assert_eq!(of(Direction::Down, 1), (None, Some(46)));
+        assert_eq!(of(Direction::UpToRelay, 1), (None, Some(46)));
         assert_eq!(of(Direction::Up, 0), (None, None));
+    }
+
+    #[test]
+    fn a_class_whose_smallest_packets_keep_its_rate_is_not_held_back_by_the_kernel() {
+        const ETHERNET_AND_VLAN: u64 = 14 + 4;
+        let rate = 1_000_000;
+        let of_kernel = capped(Some(rate)).bytes_per_sec.unwrap().get();
+        // Empty payloads: IPv4 and IPv6, UDP; a byte of TCP, with timestamps.
+        for counted in [20 + 8, 40 + 8, 20 + 32 + 1, 40 + 32 + 1] {
+            assert!((counted + ETHERNET_AND_VLAN) * rate <= of_kernel * counted, "{counted}");
+        }
     }
 
     #[test]

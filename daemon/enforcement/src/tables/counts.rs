@@ -1,6 +1,6 @@
 //! The metrics of the kernel's programs: what they counted, read at each scrape, and the updates that the kernel refused.
 
-use std::{fmt, sync::Arc};
+use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use bpf::{
     egress::KernelCounters,
@@ -62,14 +62,17 @@ impl Collector for Tables {
         self.in_force.encode(&mut encoder)?;
         let loaded = self.loaded();
         if let Loaded { classes: Some(classes), marks: Some(marks), .. } = &*loaded {
-            let of = |(direction, label)| marks.all(direction).map(move |(class, mark)| (label, class, mark));
-            let all = [(Direction::Down, "down"), (Direction::Up, "up")].into_iter().flat_map(of);
-            // Classes whose counters cannot be read are left out.
-            let counted: Vec<_> =
-                all.filter_map(|(label, class, mark)| Some((label, class, classes.counters(mark).ok()?))).collect();
+            let of = |direction| {
+                // Classes whose counters cannot be read are left out.
+                marks.all(direction).filter_map(|(class, mark)| Some((class, classes.counters(mark).ok()?)))
+            };
+            let mut counted = BTreeMap::<_, KernelCounters>::new();
+            for (direction, label) in [(Direction::Down, "down"), (Direction::Up, "up"), (Direction::UpToRelay, "up")] {
+                of(direction).for_each(|(class, counters)| *counted.entry((label, class)).or_default() += counters);
+            }
             for (name, help, number) in BY_CLASS {
                 let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-                for (direction, class, counters) in &counted {
+                for ((direction, class), counters) in &counted {
                     let labels = [("class", *class), ("direction", *direction)];
                     ConstCounter::new(number(counters)).encode(family.encode_family(&labels)?)?;
                 }

@@ -50,7 +50,7 @@ fn packets_without_our_mark_pass_untouched_and_uncounted() {
     lab::ring!(Netns);
     let (egress, classes) = program(all_terms(), true);
     let frame = Frame { traffic_class: 0x21, ..Frame::v4(&[0; 100]) };
-    for mark in [0, 5, 0x70ad_0005, 0x70ac_0205, 0x70ac_8005, u32::MAX] {
+    for mark in [0, 5, 0x70ad_0005, 0x70ac_0305, 0x70ac_8005, u32::MAX] {
         let about = SocketBuffer { mark, priority: 9, departure_ns: 77, ..SocketBuffer::default() };
         let TrialOutcome { verdict, packet, about: after, .. } = send(&egress, &frame, about);
         assert_eq!((verdict, packet), (PASS, frame.bytes()), "{mark:#x}");
