@@ -10,15 +10,13 @@ use crate::intf::{ID_CONFIGS, RawIdKeys};
 /// class and worker. `connection_id.h` describes an ID.
 pub type IdKeys = [[u8; 16]; 2];
 
-/// Puts keys in force by their configs, which count modulo 8; other configs have no keys any more.
+/// Puts keys in force by their configs, which count modulo 8. Other configs keep their keys, as in the endpoints: if somebody
+/// sets the clock, the keys of the connections that live are no longer among those of the present weeks.
 pub(crate) fn set_keys<M: BorrowMut<MapData>>(
     map: &mut Array<M, RawIdKeys>,
     keys: &[(u8, IdKeys)],
 ) -> Result<(), MapError> {
-    (0..ID_CONFIGS).try_for_each(|config| {
-        let found = keys.iter().find(|(of, _)| u32::from(*of) % ID_CONFIGS == config);
-        map.set(config, found.map_or_else(RawIdKeys::default, |(_, keys)| keys.into()), 0)
-    })
+    keys.iter().try_for_each(|(config, keys)| map.set(u32::from(*config) % ID_CONFIGS, RawIdKeys::from(keys), 0))
 }
 
 impl From<&IdKeys> for RawIdKeys {

@@ -60,7 +60,7 @@ impl Steer {
         Ok(steer)
     }
 
-    /// Sets the keys that identify our connection IDs: each by its config, 0 to 7.
+    /// Sets the keys that identify our connection IDs: each by its config, 0 to 7. Configs that are not named keep their keys.
     ///
     /// # Errors
     /// The kernel refuses an update.

@@ -95,7 +95,8 @@ impl Guard {
         if is_full { Err(broken(LISTENERS, "there is no room for so many listeners")) } else { Ok(()) }
     }
 
-    /// Sets the keys that identify our connection IDs: each by its config, 0 to 7. Without keys, no ID is ours.
+    /// Sets the keys that identify our connection IDs: each by its config, 0 to 7. Configs that are not named keep their keys.
+    /// Without keys, no ID is ours.
     ///
     /// # Errors
     /// The kernel refuses an update.

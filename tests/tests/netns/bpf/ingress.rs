@@ -207,7 +207,7 @@ fn listeners_come_and_go() {
 }
 
 #[test]
-fn ids_of_every_key_in_force_are_ours_and_those_of_others_are_not_any_more() {
+fn ids_of_every_key_are_ours_until_another_key_has_its_config() {
     lab::ring!(Netns);
     let mut program = generous();
     let next = Keys { tag: *b"another tag's ke", mask: *b"another mask's k" };
@@ -216,7 +216,11 @@ fn ids_of_every_key_in_force_are_ours_and_those_of_others_are_not_any_more() {
     program.1.set_keys(&[(CONFIG + 1, next.into()), (CONFIG, KEYS.into())]).unwrap();
     assert_eq!(reason_of(&program, &with_next), GuardReason::Connection);
     assert_eq!(reason_of(&program, &short(&id(1), 40)), GuardReason::Connection);
-    program.1.set_keys(&[(CONFIG + 1, next.into())]).unwrap();
+    // As after a step of the clock: the endpoint still knows the connections of the former weeks.
+    program.1.set_keys(&[(CONFIG + 2, KEYS.into())]).unwrap();
+    assert_eq!(reason_of(&program, &short(&id(1), 40)), GuardReason::Connection);
+    assert_eq!(reason_of(&program, &with_next), GuardReason::Connection);
+    program.1.set_keys(&[(CONFIG, next.into())]).unwrap();
     assert_eq!(reason_of(&program, &short(&id(1), 40)), GuardReason::UnknownId);
     assert_eq!(reason_of(&program, &with_next), GuardReason::Connection);
 }
