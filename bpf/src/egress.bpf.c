@@ -65,14 +65,21 @@ static __always_inline __u32 paced_priority(__u32 priority)
 	return (priority & 15) == 7 ? priority - 1 : priority;
 }
 
-/* Sets the DSCP and keeps the ECN bits; leaves a packet unchanged that is too short for its header. */
+/* Whether the first two bytes of an IP header name this version. */
+static __always_inline int has_version(__be16 first, __u16 version)
+{
+	return (first & bpf_htons(0xf000)) == bpf_htons(version << 12);
+}
+
+/* Sets the DSCP and keeps the ECN bits; leaves a packet unchanged that is too short for its header, or has no header of its
+ * version there: some link headers are neither those of Ethernet nor absent (IP over InfiniBand). */
 static __always_inline void set_dscp(struct __sk_buff *skb, __u32 ip_offset, __u8 dscp)
 {
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
 		__be16 old, new;
 
 		/* Version, header length and the former TOS byte: one word of the header's checksum. */
-		if (bpf_skb_load_bytes(skb, ip_offset, &old, sizeof(old)))
+		if (bpf_skb_load_bytes(skb, ip_offset, &old, sizeof(old)) || !has_version(old, 4))
 			return;
 		new = (old & bpf_htons(0xff03)) | bpf_htons(dscp << 2);
 		if (old == new)
@@ -83,7 +90,7 @@ static __always_inline void set_dscp(struct __sk_buff *skb, __u32 ip_offset, __u
 		__be16 old, new;
 
 		/* Version, traffic class, and the first bits of the flow label. No checksum covers them. */
-		if (bpf_skb_load_bytes(skb, ip_offset, &old, sizeof(old)))
+		if (bpf_skb_load_bytes(skb, ip_offset, &old, sizeof(old)) || !has_version(old, 6))
 			return;
 		new = (old & bpf_htons(0xf03f)) | bpf_htons(dscp << 6);
 		if (old != new)

@@ -97,6 +97,19 @@ fn dscp_is_set_in_ipv6_with_flow_label_and_ecn_kept() {
 }
 
 #[test]
+fn what_is_no_ip_header_of_its_version_is_not_changed() {
+    lab::ring!(Netns);
+    let (egress, classes) = program(KernelTerms { dscp: Some(46), ..KernelTerms::default() }, false);
+    for frame in [Frame::v4(&[1; 50]), Frame::v6(&[1; 50])] {
+        // As if the link header were longer than the program thinks.
+        let mut bytes = frame.bytes();
+        bytes[14] = 0x12;
+        assert_eq!(egress.try_on(&bytes, marked(CLASS), 1).unwrap().packet, bytes);
+    }
+    assert_eq!(classes.counters(CLASS).unwrap().packets, 2);
+}
+
+#[test]
 fn what_terms_do_not_name_stays() {
     lab::ring!(Netns);
     let (egress, _classes) = program(KernelTerms::default(), true);
