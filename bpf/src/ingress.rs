@@ -11,6 +11,7 @@ pub use self::reason::GuardReason;
 pub use crate::connection_id::IdKeys;
 use crate::error::{Cause, Circumstances, Error};
 use crate::loaded::Loaded;
+use crate::stacked::lower_devices;
 use crate::syscall::{Link, LinkHook, NO_DEVICE, NetworkDevice};
 
 mod guard;
@@ -52,11 +53,12 @@ impl Ingress {
     }
 
     /// Attaches the program to the arrivals at a device of the calling thread's namespace: in its driver, or after it
-    /// if the driver does not support that.
+    /// if the driver does not support that. Behind the driver of a device that stands on others, the program would take
+    /// packets that were joined below (GRO) for one.
     ///
     /// # Errors
     /// There is no such device, its packets have no Ethernet header (tun, WireGuard, PPP, IP in IP), which the program
-    /// would misread, another XDP program is there, or the kernel refuses.
+    /// would misread, its driver refuses and it stands on others, another XDP program is there, or the kernel refuses.
     pub fn attach(&mut self, device: &str) -> Result<XdpMode, Error> {
         let refused = |hook, cause: Cause| Error::Attach {
             program: PROGRAM,
@@ -76,7 +78,14 @@ impl Ingress {
         let fd = program.fd().map_err(|error| refused("XDP", error.into()))?.as_fd();
         let (link, mode) = match Link::attach(fd, &found, LinkHook::XdpNative) {
             Ok(link) => (link, XdpMode::Native),
-            Err(_) => {
+            Err(error) => {
+                if let Some(lower) = lower_devices(device).first() {
+                    let why = format!(
+                        "name the lower device instead, such as {lower}: the driver of this one refuses ({error}), and behind \
+                         it, packets that were joined below would count as one"
+                    );
+                    return Err(refused("XDP", why.into()));
+                }
                 let link = Link::attach(fd, &found, LinkHook::XdpGeneric);
                 (link.map_err(|error| refused("XDP, generic", error.into()))?, XdpMode::Generic)
             }

@@ -21,6 +21,7 @@ mod intf;
 mod loaded;
 pub mod mark;
 mod probe;
+mod stacked;
 pub mod steer;
 mod syscall;
 mod tables;
@@ -28,4 +29,5 @@ pub mod trial;
 
 pub use error::Error;
 pub use probe::{Availability, Capabilities, Finding, probe};
+pub use stacked::lower_devices;
 pub use syscall::NetworkDevice;

@@ -159,6 +159,10 @@ fn warnings(config: &Config) -> Vec<(Named, String)> {
             let why = format!("there is no device {device} now: paced uses it once it appears");
             warnings.push((("devices", device.as_str().into()), why));
         }
+        let planned = config.kernel.devices.iter().map(|device| device.as_str());
+        if let Some(why) = enforcement::monitor::doubled(device.as_str(), planned) {
+            warnings.push((("devices", device.as_str().into()), why));
+        }
     }
     if let Some(socket) = &config.control.socket {
         let folder = socket.parent().unwrap_or(socket);

@@ -17,7 +17,7 @@ use bpf::{
 use socket2::Socket;
 
 use super::{
-    How, KernelPart, MonitorNotice, PartOutcome, Plan, Program,
+    How, KernelPart, MonitorNotice, PartOutcome, Plan, Program, doubled,
     ledger::{Changed, Entries, Ledger},
     message::send,
     qdisc::{self, Root},
@@ -140,8 +140,14 @@ impl<'a> Held<'a> {
                     of.retain(|changed| NetworkDevice::exists(changed.index));
                 }
             }
+            let doubled = doubled(device, plan.devices.iter().map(String::as_str));
             for part in plan.parts() {
                 let key = (device.clone(), part);
+                if let (Some(why), KernelPart::Egress | KernelPart::Ingress) = (&doubled, part) {
+                    self.detach(device, part);
+                    self.parts.insert(key, Err(why.clone()));
+                    continue;
+                }
                 let is_done = self.parts.get(&key).is_some_and(Result::is_ok);
                 let stands = index.is_some_and(|index| match part {
                     // An administrator's `fq` in place of ours has another outcome.
@@ -166,6 +172,17 @@ impl<'a> Held<'a> {
                 };
                 self.parts.insert(key, outcome.map_err(|error| abridged(&format!("{error:#}"))));
             }
+        }
+    }
+
+    /// Detaches a program from a device; does nothing if it is not attached there.
+    fn detach(&mut self, device: &str, part: KernelPart) {
+        match (part, &mut self.egress, &mut self.ingress) {
+            (KernelPart::Egress, Some(Ok(egress)), _) => {
+                egress.detach(device).unwrap_or_else(|error| say(format_args!("{error}")));
+            }
+            (KernelPart::Ingress, _, Some(Ok(ingress))) => ingress.detach(device),
+            _ => {}
         }
     }
 

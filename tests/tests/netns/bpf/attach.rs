@@ -12,6 +12,8 @@ use bpf::egress::{Egress, Hook, KernelClasses, KernelTerms, PROGRAM, remove_left
 use bpf::ingress::Ingress;
 use bpf::mark::{Direction, Mark, Tag};
 use lab::netns::{Chain, Link, Namespace};
+use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 const CLASS: Mark = Mark { direction: Direction::Up, class: 9 };
 
@@ -244,6 +246,37 @@ fn a_device_without_ethernet_headers_is_refused_to_the_guard_which_reads_them() 
     assert!(error.contains("bare (XDP)") && error.contains("no Ethernet header"), "{error}");
     assert!(!ingress.is_attached("bare"));
     chain.relay.run(|| ingress.attach(&chain.egress.near.device)).unwrap().unwrap();
+}
+
+/// Runs a closure in a namespace, with a `/sys` that shows its devices, as `ip netns exec` does.
+fn with_sysfs<T: Send>(namespace: &Namespace, work: impl FnOnce() -> T + Send) -> T {
+    let run = || {
+        // SAFETY: only mounts are unshared, by a thread that ends with the closure.
+        unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.unwrap();
+        mount_change(c"/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE).unwrap();
+        mount(c"sysfs", c"/sys", c"sysfs", MountFlags::empty(), None).unwrap();
+        work()
+    };
+    namespace.run(run).unwrap()
+}
+
+#[test]
+fn behind_the_driver_of_a_device_that_stands_on_another_the_guard_is_refused() {
+    lab::ring!(Netns);
+    let chain = Chain::new().unwrap();
+    let below = &chain.egress.near.device;
+    let made = chain.relay.ip(&format!("link add link {below} name above type macvlan"));
+    made.or_else(|_| chain.relay.ip(&format!("link add above type bridge\nlink set {below} master above"))).unwrap();
+    let mut ingress = Ingress::load().unwrap();
+    with_sysfs(&chain.relay, || {
+        assert!(bpf::lower_devices("above").iter().eq([below]));
+        let error = ingress.attach("above").unwrap_err().to_string();
+        assert!(error.contains("name the lower device instead") && error.contains(below), "{error}");
+        assert!(!ingress.is_attached("above"));
+        for device in [below, "lo"] {
+            ingress.attach(device).unwrap();
+        }
+    });
 }
 
 #[test]
