@@ -4,7 +4,7 @@
 
 use std::{io, net::IpAddr, time::Duration};
 
-use futures::{Stream, StreamExt as _, channel::mpsc::UnboundedReceiver};
+use futures::{FutureExt as _, Stream, StreamExt as _, channel::mpsc::UnboundedReceiver, stream};
 use rtnetlink::packet_route::{
     AddressFamily,
     route::{RouteAddress, RouteAttribute, RouteMessage},
@@ -13,13 +13,16 @@ use rtnetlink::{
     Handle,
     packet_core::{NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload},
     packet_route::RouteNetlinkMessage,
-    sys::{AsyncSocket as _, SocketAddr},
+    sys::{self, AsyncSocket as _, SocketAddr, protocols::NETLINK_ROUTE},
 };
 pub use rtnetlink::{MulticastGroup as Group, packet_core as core, packet_route as message};
 use tokio::{
     task::AbortHandle,
     time::{Instant, sleep_until},
 };
+
+/// The longest answer to [`ask_at_once`], in bytes: as long as the kernel's own buffer for one (`NLMSG_GOODSIZE`, include/linux/netlink.h).
+const ANSWER_BYTES: usize = 8 << 10;
 
 /// How long [`Socket::settled`] waits for further changes, which come in bursts.
 const SETTLE: Duration = Duration::from_millis(20);
@@ -63,6 +66,27 @@ pub fn route_request(to: IpAddr, from: Option<IpAddr>) -> RouteMessage {
         message.attributes.push(RouteAttribute::Source(RouteAddress::from(from)));
     }
     message
+}
+
+/// Like [`Socket::ask`], but without a runtime: the kernel has answered a request for one object by the time that it has taken the request,
+/// so this waits for no more than that.
+///
+/// # Errors
+/// As [`Socket::ask`]. The socket also fails if the answer cannot be read.
+pub fn ask_at_once(asked: RouteNetlinkMessage) -> Result<Option<RouteNetlinkMessage>, Error> {
+    let mut request = NetlinkMessage::from(asked);
+    request.header.flags = NLM_F_REQUEST;
+    request.finalize();
+    let mut bytes = vec![0; request.buffer_len()];
+    request.serialize(&mut bytes);
+    let mut answer = Vec::with_capacity(ANSWER_BYTES);
+    let socket = sys::Socket::new(NETLINK_ROUTE).map_err(Error::Socket)?;
+    let asked = socket.set_non_blocking(true).and_then(|()| socket.send(&bytes, 0));
+    asked.and_then(|_| socket.recv(&mut answer, 0)).map_err(Error::Socket)?;
+    let answer = Message::deserialize(&answer);
+    let answer =
+        answer.map_err(|error| Error::Socket(io::Error::new(io::ErrorKind::InvalidData, error.to_string())))?;
+    read_answer(stream::iter([answer])).now_or_never().unwrap_or_else(|| Err(closed()))
 }
 
 /// A netlink socket, driven by a task of the current tokio runtime until it is dropped.
@@ -213,7 +237,6 @@ fn closed() -> Error {
 
 #[cfg(test)]
 mod tests {
-    use futures::{FutureExt as _, stream};
     use rtnetlink::packet_core::{DoneMessage, ErrorMessage, NetlinkHeader};
     use rtnetlink::packet_route::{address::AddressMessage, link::LinkMessage};
 
@@ -308,7 +331,11 @@ mod tests {
         first.header.index = 1;
         let one = socket.ask(RouteNetlinkMessage::GetLink(first.clone())).await.unwrap();
         assert!(matches!(one, Some(RouteNetlinkMessage::NewLink(_))));
+        let at_once = ask_at_once(RouteNetlinkMessage::GetLink(first.clone())).unwrap();
+        assert!(matches!(at_once, Some(RouteNetlinkMessage::NewLink(_))));
         first.header.index = i32::MAX as u32;
+        let none = ask_at_once(RouteNetlinkMessage::GetLink(first.clone()));
+        assert!(matches!(none, Err(Error::Refused(error)) if error.raw_os_error() == Some(19)), "ENODEV");
         let none = socket.ask(RouteNetlinkMessage::GetLink(first.clone())).await;
         assert!(matches!(none, Err(Error::Refused(error)) if error.raw_os_error() == Some(19)), "ENODEV");
         let refused = socket.change(RouteNetlinkMessage::DelLink(first), 0).await;

@@ -10,7 +10,7 @@ use std::{
 };
 
 use config::kernel::KernelDevice;
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tracing::{debug, warn};
 
 use self::device::Detour;
@@ -135,8 +135,8 @@ impl Exit {
         self.interface.as_ref().map(KernelDevice::as_str)
     }
 
-    /// Returns the address that packets to `peer` leave from now; `None` if there is no route. In a tunnel, it is always the
-    /// same.
+    /// Returns the address that packets to `peer` leave from now; `None` if there is no route, or no address to leave from. In a tunnel, it
+    /// is always the same.
     #[must_use]
     pub fn source_toward(&self, peer: SocketAddr) -> Option<IpAddr> {
         if self.is_tunnel {
@@ -145,7 +145,10 @@ impl Exit {
         // Connecting a UDP socket sends nothing; it looks up a route.
         let socket = self.bind(peer).ok()?;
         socket.connect(peer).ok()?;
-        socket.local_addr().ok().map(|address| address.ip())
+        let source = socket.local_addr().ok().map(|address| address.ip()).filter(|source| !source.is_unspecified())?;
+        // For IPv4, this also succeeds without a route if a device is chosen.
+        let device = SockRef::from(&socket).device_index_v4().ok().flatten().filter(|_| peer.is_ipv4());
+        device.is_none_or(|device| device::leads_to(device, self.address, peer)).then_some(source)
     }
 }
 
@@ -155,9 +158,11 @@ mod tests {
 
     const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-    /// An address of no network (RFC 3849). For IPv4, the kernel assumes that any address is on the link of a chosen device
-    /// (net/ipv4/route.c), so its answer depends on the addresses of the host.
-    const OUTSIDE: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)), 9);
+    /// Addresses of no network (RFC 5737, RFC 3849).
+    const OUTSIDE: [SocketAddr; 2] = [
+        SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 9),
+        SocketAddr::new(IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)), 9),
+    ];
 
     fn device(name: &str) -> KernelDevice {
         let text = format!("[[path]]\nname = \"a\"\ninterface = {name:?}\n");
@@ -184,7 +189,11 @@ mod tests {
         let exit = Exit::new(Some(device("lo")), None);
         let socket = Socket::from(exit.bind((LOOPBACK, 9).into()).unwrap());
         assert_eq!(socket.device().unwrap().as_deref(), Some(&b"lo"[..]));
-        assert_eq!(exit.source_toward(OUTSIDE), None, "loopback leads nowhere else");
+        assert_eq!(OUTSIDE.map(|peer| exit.source_toward(peer)), [None; 2], "loopback leads nowhere else");
+        assert_eq!(exit.source_toward((LOOPBACK, 9).into()), Some(LOOPBACK));
+        let exit = Exit::new(Some(device("lo")), Some([127, 0, 0, 7].into()));
+        assert_eq!(exit.source_toward((LOOPBACK, 9).into()), exit.address);
+        assert_eq!(exit.source_toward(OUTSIDE[0]), None, "an address is no route");
     }
 
     #[test]

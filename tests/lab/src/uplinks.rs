@@ -127,6 +127,23 @@ impl Uplinks {
         self.site.chain.client.ip(&up).unwrap();
     }
 
+    /// Deletes the client's route to the relay by the second link, or adds it again.
+    pub fn route_second(&self, is_there: bool) {
+        let route = self.second_route();
+        let change = if is_there { route } else { route.replacen("add", "del", 1) };
+        self.site.chain.client.ip(&change).unwrap();
+    }
+
+    /// Deletes the client's IPv4 address on the second link, or adds it again with its route.
+    pub fn address_second(&self, is_there: bool) {
+        let (End { device, v4, .. }, client) = (&self.second.near, &self.site.chain.client);
+        let change = if is_there { "add" } else { "del" };
+        client.ip(&format!("address {change} {v4}/24 dev {device}")).unwrap();
+        if is_there {
+            self.route_second(true);
+        }
+    }
+
     /// Pulls the second link's cable, or plugs it in again.
     pub fn plug(&self, is_in: bool) {
         let change = if is_in { "up" } else { "down" };

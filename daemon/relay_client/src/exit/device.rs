@@ -1,17 +1,24 @@
-//! The outgoing device for packets from an address of this host, by the kernel's routes.
+//! The outgoing device for packets from an address of this host, and whether a device leads to a peer, by the kernel's routes.
 
-use std::net::IpAddr;
+use std::{
+    net::{IpAddr, SocketAddr},
+    num::NonZeroU32,
+};
 
 use netlink::{
-    Error, Socket,
+    Error, Socket, ask_at_once,
+    core::DefaultNla,
     message::{
         RouteNetlinkMessage,
         address::{AddressAttribute, AddressMessage},
         link::{LinkAttribute, LinkFlags, LinkMessage},
-        route::RouteAttribute,
+        route::{RouteAttribute, RouteFlags},
     },
     route_request,
 };
+
+/// RTA_DPORT (include/uapi/linux/rtnetlink.h): routing rules may look at the port.
+const DESTINATION_PORT: u16 = 29;
 
 /// A fault: packets from an address leave by a device without this address.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,6 +57,17 @@ pub async fn detour(from: IpAddr, to: IpAddr) -> Result<Option<Detour>, Error> {
     }
     let (leaves_by, belongs_to) = (uplink(&socket, leaves_by).await?, uplink(&socket, belongs_to).await?);
     Ok(leaves_by.zip(belongs_to).map(|(leaves_by, belongs_to)| Detour { leaves_by, belongs_to }))
+}
+
+/// Whether the kernel has a route `to` a peer by the device with this index, for packets `from` an address of this host or any. For IPv4,
+/// the kernel otherwise assumes that a peer without a route is on the link of the device (`ip_route_output_key_hash_rcu` in
+/// net/ipv4/route.c), even if the device has no address. True if the kernel does not answer.
+pub fn leads_to(device: NonZeroU32, from: Option<IpAddr>, to: SocketAddr) -> bool {
+    let mut asked = route_request(to.ip(), from);
+    asked.header.flags |= RouteFlags::FibMatch;
+    asked.attributes.push(RouteAttribute::Oif(device.get()));
+    asked.attributes.push(RouteAttribute::Other(DefaultNla::new(DESTINATION_PORT, to.port().to_be_bytes().to_vec())));
+    !matches!(ask_at_once(RouteNetlinkMessage::GetRoute(asked)), Err(Error::Refused(_)))
 }
 
 /// Returns this host's address from a message. On links between two hosts, `Local` is this host's and `Address` the other host's.

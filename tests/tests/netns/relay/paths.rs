@@ -50,6 +50,30 @@ fn tunnels_take_both_uplinks_and_go_on_over_the_other_when_one_falls_silent_or_g
 }
 
 #[test]
+fn a_path_whose_device_has_lost_its_address_or_its_route_is_silent_and_comes_back_with_it() {
+    lab::ring!(Netns);
+    let uplinks = Uplinks::new();
+    let site = &uplinks.site;
+    let _echo = site.chain.target.echo(7).unwrap();
+    let (edge, sockets) = uplinks.spread();
+    let followed = || edge.output().matches("the connection continues from the new address").count();
+    let changes: [fn(&Uplinks, bool); 2] = [Uplinks::address_second, Uplinks::route_second];
+    for change in changes {
+        let before = followed();
+        change(&uplinks, false);
+        wait_for("the tunnels to leave the path", SOON, || {
+            let found = paths(site);
+            (found[0].1 == 6 && found[1].0 != "up").then_some(())
+        })
+        .unwrap();
+        assert_eq!(followed(), before, "what is gone is no new address; the edge said:\n{}", edge.output());
+        change(&uplinks, true);
+        wait_until_up(site);
+    }
+    sockets.iter().for_each(|socket| assert_carries(site, socket, 600));
+}
+
+#[test]
 fn a_slow_path_is_avoided_by_estimates_and_taken_in_turns() {
     lab::ring!(Netns);
     let uplinks = Uplinks::new();
