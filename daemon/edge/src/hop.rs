@@ -196,6 +196,7 @@ impl Drop for Tunnelled {
 
 #[cfg(test)]
 mod tests {
+    use relay_client::exit::Exit;
     use test_relay::{Does, PATIENCE, TestRelay, eventually};
     use uplink::UplinkResources;
 
@@ -223,6 +224,17 @@ mod tests {
         assert!(!line.is_closed(), "it was not the end of the connection that made the hop ask again");
         opening.abort();
         running.abort();
+    }
+
+    #[tokio::test]
+    async fn a_relay_behind_a_hop_is_reached_by_the_device_of_the_path_to_the_hop() {
+        let relay = TestRelay::start(Does::Echo, true);
+        let uplink = Uplink::new(vec![relay.endpoint()], None, (PATIENCE, PATIENCE), UplinkResources::default());
+        let tunnels = Arc::new(HopTunnels::new("first", uplink, Arc::default(), Counter::default()));
+        let config = config::Config::from_toml("[[path]]\nname = \"a\"\ninterface = \"lo\"\n").unwrap();
+        let exit = Exit::new(config.paths[0].interface.clone(), None).of_path("a");
+        let endpoint = relay.endpoint().through(tunnels, &exit);
+        assert_eq!((&**endpoint.exit().path(), endpoint.exit().device()), ("a", Some("lo")));
     }
 
     #[tokio::test]

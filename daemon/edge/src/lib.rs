@@ -289,7 +289,7 @@ impl Edge {
                 }
             };
             let leaving = |relay: Endpoint| match &via {
-                Some(via) => relay.through(via.clone(), name),
+                Some(via) => relay.through(via.clone(), &exit),
                 None => relay.leaving_by(exit.clone()),
             };
             let relays = endpoints(accesses)?.into_iter().map(leaving).collect();

@@ -200,10 +200,10 @@ impl Endpoint {
         self.schedules.get().discipline
     }
 
-    /// Makes connections to the relay run through another relay, on the path of this name; it is empty without paths.
+    /// Makes connections to the relay run through another relay, to which packets leave by `exit`.
     #[must_use]
-    pub fn through(self, via: Arc<dyn Via>, path: &str) -> Self {
-        Self { via: Some(via), exit: Arc::new(Exit::in_tunnel().of_path(path)), ..self }
+    pub fn through(self, via: Arc<dyn Via>, exit: &Exit) -> Self {
+        Self { via: Some(via), exit: Arc::new(exit.in_tunnel()), ..self }
     }
 
     /// Returns the name of the hop on the way to the relay, if there is one.

@@ -24,7 +24,7 @@ pub struct Exit {
     path: Arc<str>,
     interface: Option<KernelDevice>,
     address: Option<IpAddr>,
-    /// Whether packets leave in a tunnel; then only the tunnel's connection deals with devices and addresses.
+    /// Whether packets leave in a tunnel; then only the tunnel's connection binds to devices and addresses.
     is_tunnel: bool,
     /// Whether the log already says that the device cannot be chosen.
     told: AtomicBool,
@@ -39,10 +39,11 @@ impl Exit {
         Self { interface, address, ..Self::default() }
     }
 
-    /// Returns an exit whose packets leave in a tunnel of another connection.
+    /// Returns the exit of packets in a tunnel whose own packets leave by this exit. Of what is chosen, only the device still counts: without
+    /// it, nothing in the tunnel arrives.
     #[must_use]
-    pub fn in_tunnel() -> Self {
-        Self { is_tunnel: true, ..Self::default() }
+    pub fn in_tunnel(&self) -> Self {
+        Self { path: self.path.clone(), interface: self.interface.clone(), is_tunnel: true, ..Self::default() }
     }
 
     /// Names the path.
@@ -178,8 +179,10 @@ mod tests {
     fn in_a_tunnel_there_is_always_a_way_and_it_stays_the_same() {
         // TEST-NET-1 has no route where the tests run; if it has one, its source is another.
         let peer = ([192, 0, 2, 1], 443).into();
-        assert_eq!(Exit::in_tunnel().source_toward(peer), Some(Ipv4Addr::UNSPECIFIED.into()));
-        assert!(!Exit::in_tunnel().is_chosen() && Exit::new(None, Some(LOOPBACK)).is_chosen());
+        let exit = Exit::new(Some(device("lo")), Some(LOOPBACK)).of_path("a").in_tunnel();
+        assert_eq!(exit.source_toward(peer), Some(Ipv4Addr::UNSPECIFIED.into()));
+        assert_eq!((&**exit.path(), exit.device()), ("a", Some("lo")), "but not without the device of the tunnel");
+        assert!(!Exit::default().in_tunnel().is_chosen() && Exit::new(None, Some(LOOPBACK)).is_chosen());
     }
 
     #[test]

@@ -368,9 +368,16 @@ async fn an_attempt_in_progress_begins_anew_when_the_route_to_its_relay_changes(
 async fn a_path_whose_device_carries_nothing_is_silent_at_once_and_tried_when_the_device_is_back() {
     let relay = TestRelay::start(Does::Echo, true);
     let config = config::Config::from_toml("[[path]]\nname = \"a\"\ninterface = \"lo\"\n").unwrap();
-    let exit = || Arc::new(Exit::new(config.paths[0].interface.clone(), None));
-    let path = |name: &str, exit| Path::new(name, vec![relay.endpoint().leaving_by(exit)]);
-    let paths = vec![path("a", exit()), path("b", Arc::default())];
+    let exit = Exit::new(config.paths[0].interface.clone(), None);
+    let path = |name: &str, exit: Exit| Path::new(name, vec![relay.endpoint().leaving_by(exit.into())]);
+    // The first is reached through a hop, over the device.
+    for exit in [exit.in_tunnel(), exit] {
+        let paths = vec![path("a", exit), path("b", Exit::default())];
+        assert_silent_without_its_device(paths).await;
+    }
+}
+
+async fn assert_silent_without_its_device(paths: Vec<Path>) {
     let uplink = Uplink::over(paths, None, (PATIENCE, PATIENCE), UplinkResources::default());
     let mut work = Work::new(&uplink);
     connect_both(&mut work).await;
