@@ -262,7 +262,7 @@ mod tests {
         drop(dropped);
         assert!(carried_out.carry_out().is_empty() && !line.is_left());
         assert_eq!(uplink.state.borrow().chosen().relay.as_deref(), Some("b.example:443"));
-        assert_eq!(later.carry_out(), [7]);
+        assert_eq!(later.carry_out(), [line.id]);
     }
 
     #[tokio::test]
@@ -296,7 +296,7 @@ mod tests {
         let uplink = Uplink::new(vec![server.endpoint()], None, (PATIENCE, PATIENCE), UplinkResources::default());
         let line = uplink.connect(0).await;
         line.retire();
-        assert_eq!(PreparedMove::choose(uplink, relay("b.example:443")).carry_out(), [7]);
+        assert_eq!(PreparedMove::choose(uplink, relay("b.example:443")).carry_out(), [line.id]);
         assert!(line.is_left());
     }
 

@@ -120,6 +120,8 @@ pub(crate) struct PathView {
     pub(crate) path: path::CandidatePath,
     /// What went over it.
     pub(crate) estimate: Estimate,
+    /// The IDs of the connections whose traffic the estimate counts.
+    counted: Vec<u64>,
     loss: LatestLoss,
     terms: PathTerms,
     /// The measured rate in bytes per second, which counts if none is configured.
@@ -131,7 +133,7 @@ pub(crate) struct PathView {
 const UNKNOWN_BYTES_PER_SEC: u64 = 12_500;
 
 impl PathView {
-    /// Whether it was refreshed while it had a connection.
+    /// Whether it was refreshed while it had a connection that answers.
     #[must_use]
     pub(crate) fn is_known(&self) -> bool {
         self.path.smoothed_rtt_ns > 0
@@ -144,20 +146,31 @@ impl PathView {
         self.path.bytes_per_sec = terms.rate.unwrap_or(self.measured);
     }
 
-    /// Examines the connections of the path. Until there is a sample of its round trip, its handshake counts as one.
+    /// Examines the open connections of the path. All of them load it, also those that tunnels leave. Round trips and windows are those of
+    /// connections that take tunnels, or else of those that answer: a path that is slow, or that is left, still has some. Until there is a
+    /// sample of its round trip, its handshake counts as one.
     pub(crate) fn refresh(&mut self, now: Instant, lines: &[&Arc<Line>]) {
         let since = self.looked.replace(now).map_or(LOOK, |looked| now.saturating_duration_since(looked));
-        let measured = lines.iter().map(|line| {
-            let path = line.path.get();
-            PathState { smoothed_rtt: path.smoothed_rtt.or(Some(line.handshake)), ..path }
-        });
+        let counted = lines.iter().map(|line| line.id).collect();
+        if std::mem::replace(&mut self.counted, counted) != self.counted {
+            self.estimate.restart();
+        }
+        let states: Vec<_> = lines.iter().map(|line| line.path.get()).collect();
+        let measured = |is_measured: fn(&Line) -> bool| {
+            let lines = lines.iter().zip(&states).filter(move |(line, _)| is_measured(line));
+            lines.map(|(line, path)| PathState { smoothed_rtt: path.smoothed_rtt.or(Some(line.handshake)), ..*path })
+        };
+        let mut measuring: Vec<_> = measured(Line::is_usable).collect();
+        if measuring.is_empty() {
+            measuring = measured(|line| !line.is_doubted()).collect();
+        }
         let placed = lines.iter().flat_map(|line| line.placed(since)).collect();
-        self.examine(now, &measured.collect::<Vec<_>>(), placed);
+        self.examine(now, (&states, &measuring), placed);
     }
 
-    /// Takes over what the connections of the path have measured, and what is placed on them.
-    fn examine(&mut self, now: Instant, paths: &[PathState], placed: Vec<Placed>) {
-        let sum = |of: fn(&PathState) -> u64| paths.iter().map(of).sum::<u64>();
+    /// Takes over what `all` connections of the path have carried, what those have measured whose `paths` count, and what is placed on them.
+    fn examine(&mut self, now: Instant, (all, paths): (&[PathState], &[PathState]), placed: Vec<Placed>) {
+        let sum = |of: fn(&PathState) -> u64| all.iter().map(of).sum::<u64>();
         self.estimate.note(now, sum(|path| path.sent_bytes), sum(|path| path.received_bytes));
         self.loss.note(now, sum(|path| path.lost_packets));
         let shortest = |of: fn(&PathState) -> Option<Duration>| {
@@ -236,7 +249,7 @@ mod tests {
     /// How placements see a path whose connection has measured this at each look for eleven seconds.
     fn seen(of: PathState) -> CandidatePath {
         let (mut view, start) = (PathView::default(), Instant::now());
-        (0..220).for_each(|look| view.examine(start + look * LOOK, &[of], Vec::new()));
+        (0..220).for_each(|look| view.examine(start + look * LOOK, (&[of], &[of]), Vec::new()));
         view.path
     }
 
@@ -274,7 +287,7 @@ mod tests {
             // One packet in ten pings, which are sent four times a second.
             let lost_packets = u64::from(look) / 50;
             let lossy = PathState { lost_packets, ..measured(20_000, 20_000, 20_000, 2_400) };
-            view.examine(start + look * LOOK, &[lossy], Vec::new());
+            view.examine(start + look * LOOK, (&[lossy], &[lossy]), Vec::new());
         }
         assert_eq!(view.path.bytes_per_sec, 120_000);
     }

@@ -181,7 +181,8 @@ impl Uplink {
         for at in &candidates {
             let Some(view) = views.get_mut(*at) else { continue };
             if !view.is_known() {
-                let of_path: Vec<_> = state.usable().filter(|line| line.path_place == *at).collect();
+                let is_open = |line: &&Arc<Line>| line.path_place == *at && !line.is_closed();
+                let of_path: Vec<_> = state.lines.iter().filter(is_open).collect();
                 view.refresh(Instant::now(), &of_path);
             }
         }
@@ -261,7 +262,8 @@ impl Uplink {
     /// Like [`connect`](Self::connect), to any relay of the path.
     pub(crate) async fn connect_to(&self, (path, place): (usize, usize)) -> Arc<Line> {
         let connected = self.attempt((path, place)).await.1.unwrap();
-        let line = Line::new(&connected, (7, path, place), self.freed.clone(), self.sizes.clone());
+        let id = self.ids.fetch_add(1, Relaxed) + 1;
+        let line = Line::new(&connected, (id, path, place), self.freed.clone(), self.sizes.clone());
         tokio::spawn(relay_client::drive(connected.connection));
         self.state.send_modify(|state| state.lines.push(line.clone()));
         self.views.lock()[path].refresh(Instant::now(), &[&line]);

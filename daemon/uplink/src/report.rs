@@ -26,14 +26,14 @@ pub struct PathReport {
     pub tunnels: usize,
     /// Of these, requests for models.
     pub requests: usize,
-    /// The smoothed round trip of its fastest connection, without the time for which the relay may have held back acknowledgements; 0
-    /// without a connection.
+    /// The smoothed round trip of its fastest connection that takes tunnels, or else of its fastest one that answers, without the time for
+    /// which the relay may have held back acknowledgements; 0 if none answers.
     pub smoothed_rtt: Duration,
     /// The shortest round trip, without that time; 0 if it is not known.
     pub min_rtt: Duration,
     /// Its assumed rate, in bytes per second.
     pub bytes_per_sec: u64,
-    /// Its present use, in bytes per second, in the direction with more traffic.
+    /// Its present use by all connections, in bytes per second, in the direction with more traffic.
     pub used_bytes_per_sec: u64,
     /// QUIC packets that its connections sent.
     pub sent_packets: u64,
@@ -151,14 +151,18 @@ impl Uplink {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use prometheus_client::registry::Registry;
+    use quic::class::Membership;
     use test_relay::{Does, PATIENCE, TestRelay};
+    use tokio::time::Instant;
 
     use super::{
         super::{Destination, UplinkResources},
         *,
     };
-    use crate::tests::paths_to;
+    use crate::{line::Line, path::LOOK, tests::paths_to, work::Work};
 
     #[tokio::test]
     async fn a_path_is_as_good_as_the_best_of_its_reports() {
@@ -187,6 +191,51 @@ mod tests {
         assert!(joined.is_chosen, "other local addresses use it");
         uplink.prefer();
         assert_eq!(chosen(), [false, false]);
+    }
+
+    #[tokio::test]
+    async fn a_path_that_tunnels_leave_or_that_is_slow_still_has_a_round_trip_and_its_load() {
+        let relay = TestRelay::start(Does::Echo, true);
+        let uplink = Uplink::over(paths_to(&relay), None, (PATIENCE, PATIENCE), UplinkResources::default());
+        let lines = [uplink.connect(0).await, uplink.connect(1).await];
+        let link = lines[0].link().unwrap();
+        link.carries_traffic(Arc::default(), &Membership::default().get(), None);
+        // Nothing waits from here on, so the connections measure nothing themselves.
+        let ms = Duration::from_millis;
+        lines[0].path.measured(ms(425), ms(425));
+        let shown = |uplink: &Uplink| {
+            let placed = uplink.views.lock()[0].path.placed.len();
+            (uplink.path_states()[0].smoothed_rtt, placed)
+        };
+        let mut work = Work::new(&uplink);
+        work.look();
+        assert_eq!(shown(&uplink), (ms(400), 1));
+        lines[0].leave();
+        work.look();
+        assert_eq!(shown(&uplink), (ms(400), 1), "an operator has chosen the other path");
+        let refresh = |lines: &[&Arc<Line>]| uplink.views.lock()[0].refresh(Instant::now(), lines);
+        lines[0].note_slow(true);
+        refresh(&[&lines[0]]);
+        assert_eq!(shown(&uplink), (ms(400), 1));
+        lines[1].path.measured(ms(925), ms(925));
+        refresh(&[&lines[0], &lines[1]]);
+        assert_eq!(shown(&uplink), (ms(900), 1), "the one that takes tunnels counts");
+        lines.iter().for_each(|line| line.doubt(true));
+        refresh(&[&lines[0], &lines[1]]);
+        assert_eq!(shown(&uplink), (Duration::ZERO, 1), "none answers");
+    }
+
+    #[tokio::test]
+    async fn what_a_connection_carried_before_is_no_use_of_its_path_when_it_is_back() {
+        let relay = TestRelay::start(Does::Echo, true);
+        let uplink = Uplink::over(paths_to(&relay), None, (PATIENCE, PATIENCE), UplinkResources::default());
+        let (line, begun) = (uplink.connect(0).await, Instant::now());
+        assert!(line.path.get().received_bytes > 0);
+        let mut views = uplink.views.lock();
+        for (look, lines) in (1..).zip([&[&line][..], &[], &[], &[&line], &[&line]]) {
+            views[0].refresh(begun + 10 * look * LOOK, lines);
+            assert_eq!(views[0].estimate.bytes_per_sec(), 0);
+        }
     }
 
     #[tokio::test]

@@ -352,7 +352,7 @@ impl Work<'_> {
         changed |= self.look_for_slow(now, &lines);
         let mut views = self.uplink.views.lock();
         for (place, view) in views.iter_mut().enumerate() {
-            let of_path: Vec<_> = lines.iter().filter(|line| line.path_place == place && line.is_usable()).collect();
+            let of_path: Vec<_> = lines.iter().filter(|line| line.path_place == place && !line.is_closed()).collect();
             view.refresh(now, &of_path);
         }
         drop(views);

@@ -49,7 +49,7 @@ impl Collector for PathGauges {
         let gauges: [PathGauge; 7] = [
             ("edge_path_up", "Whether a path takes tunnels", |of| f64::from(u8::from(of.condition == Condition::Up))),
             ("edge_path_chosen", "Whether an operator has chosen a path", |of| f64::from(u8::from(of.is_chosen))),
-            ("edge_path_rtt_seconds", "Smoothed round trip of a path; 0 without a connection", |of| {
+            ("edge_path_rtt_seconds", "Smoothed round trip of a path; 0 without a connection that answers", |of| {
                 of.smoothed_rtt.as_secs_f64()
             }),
             ("edge_path_rate_bytes", "Bytes per second that a path is taken to carry", |of| of.bytes_per_sec as f64),

@@ -47,6 +47,11 @@ impl Estimate {
         self.best.push_back((now, self.latest));
     }
 
+    /// Begins a new sample, because the counts are of other connections from now on.
+    pub(crate) fn restart(&mut self) {
+        self.begun = None;
+    }
+
     /// Returns the best rate within the window, in bytes per second; 0 if nothing is known.
     #[must_use]
     pub(crate) fn bytes_per_sec(&self) -> u64 {
@@ -91,5 +96,16 @@ mod tests {
         estimate.note(start + 250 * MS, 10, 0);
         estimate.note(start + 500 * MS, 10, 0);
         assert_eq!(estimate.bytes_per_sec(), 0);
+    }
+
+    #[test]
+    fn what_another_connection_has_carried_before_is_no_rate() {
+        let (mut estimate, start) = (Estimate::default(), Instant::now());
+        estimate.note(start, 0, 0);
+        estimate.restart();
+        estimate.note(start + 250 * MS, 2_000_000_000, 0);
+        assert_eq!((estimate.bytes_per_sec(), estimate.used_bytes_per_sec()), (0, 0));
+        estimate.note(start + 500 * MS, 2_000_025_000, 0);
+        assert_eq!((estimate.bytes_per_sec(), estimate.used_bytes_per_sec()), (100_000, 100_000));
     }
 }
