@@ -316,6 +316,9 @@ impl Work<'_> {
         if peaceful && lasted > PEACE && !is_refused {
             lasted = Duration::MAX;
         }
+        if !peaceful {
+            self.returning.note_break(line.path_place);
+        }
         if let Some(failover) = self.failovers.get_mut(line.path_place) {
             failover.lost(line.place, (lasted, is_silent), Instant::now(), random());
         }

@@ -54,6 +54,17 @@ pub(super) struct Returning {
     last: Option<Instant>,
 }
 
+/// Whether a path takes tunnels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Service {
+    /// It does.
+    Takes,
+    /// It does not, as planned: an operator has moved its tunnels, or its relay is shutting down, and there is no other connection yet.
+    Pauses,
+    /// It does not, because it is silent or slow.
+    Fails,
+}
+
 /// Whether a path has been steady for long enough. A path that tunnels have to leave again soon after they came back must be steady for
 /// twice as long the next time, so that the tunnels of an unstable path do not move to and fro.
 struct Steadiness {
@@ -65,25 +76,28 @@ struct Steadiness {
     asked: Option<Instant>,
     /// When they are asked again, and the time from then until the next round.
     again: Option<(Instant, Duration)>,
+    /// Whether a connection has broken since the last look.
+    has_broken: bool,
 }
 
 impl Default for Steadiness {
     fn default() -> Self {
-        Self { since: None, required: STEADY, asked: None, again: None }
+        Self { since: None, required: STEADY, asked: None, again: None, has_broken: false }
     }
 }
 
 impl Steadiness {
-    /// Notes at `now` whether the path takes tunnels. Returns whether the tunnels of other paths are to be asked, which happens less and less
+    /// Notes at `now` whether the path takes tunnels; only a failure counts against it. Returns whether the tunnels of other paths are to be asked, which happens less and less
     /// often until the path fails again.
-    fn look(&mut self, now: Instant, takes_tunnels: bool) -> bool {
+    fn look(&mut self, now: Instant, service: Service) -> bool {
+        let has_failed = std::mem::take(&mut self.has_broken) || service == Service::Fails;
         let was_asked = self.asked.map(|asked| now.saturating_duration_since(asked));
         if was_asked.is_some_and(|since| since >= TRUSTED) {
             self.required = STEADY;
         }
-        if !takes_tunnels {
+        if service != Service::Takes {
             (self.since, self.asked, self.again) = (None, None, None);
-            if was_asked.is_some_and(|since| since < TRUSTED) {
+            if has_failed && was_asked.is_some_and(|since| since < TRUSTED) {
                 self.required = (2 * self.required).min(STEADIEST);
             }
             return false;
@@ -107,11 +121,28 @@ impl Steadiness {
 }
 
 impl Returning {
-    /// Notes at `now` which paths take tunnels, and returns the paths to which tunnels may now go back.
-    fn steady(&mut self, now: Instant, take_tunnels: &[bool]) -> Vec<usize> {
-        self.paths.resize_with(take_tunnels.len(), Steadiness::default);
-        let paths = self.paths.iter_mut().zip(take_tunnels).enumerate();
-        paths.filter_map(|(place, (path, takes_tunnels))| path.look(now, *takes_tunnels).then_some(place)).collect()
+    /// Notes at `now` the service of each path, and returns the paths to which tunnels may now go back.
+    fn steady(&mut self, now: Instant, services: &[Service]) -> Vec<usize> {
+        self.paths.resize_with(services.len(), Steadiness::default);
+        let paths = self.paths.iter_mut().zip(services).enumerate();
+        paths.filter_map(|(place, (path, service))| path.look(now, *service).then_some(place)).collect()
+    }
+
+    /// Notes that a connection of a path has ended with an error.
+    pub(super) fn note_break(&mut self, path: usize) {
+        if let Some(path) = self.paths.get_mut(path) {
+            path.has_broken = true;
+        }
+    }
+}
+
+/// Returns whether the path at index `place` takes tunnels on one of these connections.
+fn service_of(place: usize, lines: &[Arc<Line>]) -> Service {
+    let has = |is_so: fn(&Line) -> bool| lines.iter().any(|line| line.path_place == place && is_so(line));
+    match has(Line::is_usable) {
+        true => Service::Takes,
+        false if has(|line| line.is_doubted() || line.is_slow()) => Service::Fails,
+        false => Service::Pauses,
     }
 }
 
@@ -146,10 +177,9 @@ impl Work<'_> {
         if !self.uplink.has_several_paths() {
             return;
         }
-        let takes_tunnels = |place| lines.iter().any(|line| line.path_place == place && line.is_usable());
-        let take_tunnels: Vec<_> = (0..self.uplink.paths.len()).map(takes_tunnels).collect();
+        let services: Vec<_> = (0..self.uplink.paths.len()).map(|place| service_of(place, lines)).collect();
         let returning = &mut self.returning;
-        for place in returning.steady(now, &take_tunnels) {
+        for place in returning.steady(now, &services) {
             let better = || lines.iter().filter(|line| line.path_place == place);
             for line in lines.iter().filter(|line| better().any(|to| may_return(line, to))) {
                 let known = Arc::downgrade(line);
@@ -216,10 +246,14 @@ impl Work<'_> {
 #[cfg(test)]
 mod tests {
     use futures::{future::join_all, poll};
+    use quic::h3;
     use test_relay::{Does, PATIENCE, TestRelay};
 
-    use super::*;
-    use crate::{SPARE, Uplink, UplinkResources, work::Step};
+    use super::{
+        Service::{Fails, Takes},
+        *,
+    };
+    use crate::{SPARE, Uplink, UplinkResources, tests::paths_to, work::Step};
 
     #[tokio::test]
     async fn a_path_has_a_connection_to_each_relay_at_which_tunnels_of_another_path_are() {
@@ -321,7 +355,8 @@ mod tests {
         let mut asked = false;
         let mut is_first = |at: u64| {
             let is_good = !(at + 1).is_multiple_of(apart_s);
-            let is_asked = returning.steady(begun + Duration::from_secs(at), &[is_good]) == [0];
+            let service = if is_good { Takes } else { Fails };
+            let is_asked = returning.steady(begun + Duration::from_secs(at), &[service]) == [0];
             let was_asked = asked;
             asked = is_good && (was_asked || is_asked);
             is_asked && !was_asked
@@ -332,7 +367,7 @@ mod tests {
     #[test]
     fn tunnels_that_did_not_go_back_are_asked_again_and_less_and_less_often() {
         let (mut path, begun) = (Steadiness::default(), Instant::now());
-        let asked: Vec<_> = (0..300).filter(|at| path.look(begun + Duration::from_secs(*at), true)).collect();
+        let asked: Vec<_> = (0..300).filter(|at| path.look(begun + Duration::from_secs(*at), Takes)).collect();
         assert_eq!(asked, [15, 30, 60, 120, 240]);
     }
 
@@ -344,13 +379,40 @@ mod tests {
         }
     }
 
+    #[tokio::test]
+    async fn a_path_whose_tunnels_left_as_planned_is_not_less_trusted_than_before() {
+        type Event = fn(&mut Work<'_>, &Arc<Line>);
+        let events: [(Event, bool); 6] = [
+            (|_, line| line.leave(), false),
+            (|_, line| line.retire(), false),
+            (|work, line| work.lost(line, Some(&h3::Error::Closed)), false),
+            (|_, line| line.doubt(true), true),
+            (|_, line| line.note_slow(true), true),
+            (|work, line| work.lost(line, None), true),
+        ];
+        let relay = TestRelay::start(Does::Echo, true);
+        for (number, (event, counts)) in (0..).zip(events) {
+            let uplink = Uplink::over(paths_to(&relay), None, (PATIENCE, PATIENCE), UplinkResources::default());
+            let lines = join_all((0..2).map(|path| uplink.connect(path))).await;
+            let (mut work, begun) = (Work::new(&uplink), Instant::now());
+            let look = |work: &mut Work<'_>, at: Duration| work.look_for_better(begun + at, &uplink.open_lines());
+            look(&mut work, Duration::ZERO);
+            look(&mut work, STEADY);
+            event(&mut work, &lines[0]);
+            look(&mut work, STEADY + ASK);
+            let path = &work.returning.paths[0];
+            assert!(path.since.is_none() && path.asked.is_none(), "{number}");
+            assert_eq!(path.required, if counts { 2 * STEADY } else { STEADY }, "{number}");
+        }
+    }
+
     #[test]
     fn a_path_is_measured_for_some_seconds_once_it_takes_tunnels_and_before_tunnels_are_asked() {
         let (mut path, begun) = (Steadiness::default(), Instant::now());
         assert!(!path.is_measured(begun));
         let mut at = |seconds| {
             let now = begun + Duration::from_secs(seconds);
-            (path.look(now, true), path.is_measured(now))
+            (path.look(now, Takes), path.is_measured(now))
         };
         assert_eq!(
             [0, 9, 14, 15, 19, 20, 29, 30, 49, 50].map(&mut at),
@@ -375,12 +437,12 @@ mod tests {
         rounds(&mut returning, begun, 60);
         assert!(returning.paths[0].required > STEADY);
         let calm = begun + Duration::from_secs(3_600);
-        assert!(returning.steady(calm, &[true]).is_empty());
-        assert_eq!(returning.steady(calm + STEADIEST, &[true]), [0]);
-        assert!(returning.steady(calm + STEADIEST + TRUSTED, &[false]).is_empty());
+        assert!(returning.steady(calm, &[Takes]).is_empty());
+        assert_eq!(returning.steady(calm + STEADIEST, &[Takes]), [0]);
+        assert!(returning.steady(calm + STEADIEST + TRUSTED, &[Fails]).is_empty());
         let again = calm + STEADIEST + TRUSTED + STEADY;
-        assert!(returning.steady(again, &[true]).is_empty());
-        assert_eq!(returning.steady(again + STEADY, &[true]), [0]);
+        assert!(returning.steady(again, &[Takes]).is_empty());
+        assert_eq!(returning.steady(again + STEADY, &[Takes]), [0]);
     }
 
     #[test]
@@ -391,18 +453,18 @@ mod tests {
     #[test]
     fn each_path_has_its_own_rounds_after_each_failure() {
         let (mut returning, begun) = (Returning::default(), Instant::now());
-        assert!(returning.steady(begun, &[true, false]).is_empty());
-        assert!(returning.steady(begun + STEADY / 2, &[true, true]).is_empty());
-        assert_eq!(returning.steady(begun + STEADY, &[true, true]), [0]);
+        assert!(returning.steady(begun, &[Takes, Fails]).is_empty());
+        assert!(returning.steady(begun + STEADY / 2, &[Takes, Takes]).is_empty());
+        assert_eq!(returning.steady(begun + STEADY, &[Takes, Takes]), [0]);
         assert_eq!(
-            returning.steady(begun + 2 * STEADY, &[true, true]),
+            returning.steady(begun + 2 * STEADY, &[Takes, Takes]),
             [0, 1],
             "the first again, the second after a while"
         );
-        assert_eq!(returning.steady(begun + 3 * STEADY, &[true, true]), [1]);
-        assert!(returning.steady(begun + 4 * STEADY, &[false, true]).is_empty());
-        assert_eq!(returning.steady(begun + 5 * STEADY, &[true, true]), [1]);
-        assert!(returning.steady(begun + 6 * STEADY, &[true, true]).is_empty(), "it failed soon");
-        assert_eq!(returning.steady(begun + 7 * STEADY, &[true, true]), [0]);
+        assert_eq!(returning.steady(begun + 3 * STEADY, &[Takes, Takes]), [1]);
+        assert!(returning.steady(begun + 4 * STEADY, &[Fails, Takes]).is_empty());
+        assert_eq!(returning.steady(begun + 5 * STEADY, &[Takes, Takes]), [1]);
+        assert!(returning.steady(begun + 6 * STEADY, &[Takes, Takes]).is_empty(), "it failed soon");
+        assert_eq!(returning.steady(begun + 7 * STEADY, &[Takes, Takes]), [0]);
     }
 }
