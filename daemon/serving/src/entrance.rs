@@ -355,8 +355,8 @@ fn terms(class: &RequestClass, signal: Option<Priority>, elapsed: Duration) -> T
     Terms { since: Since::First, ..class.class.terms(signal.as_ref()) }
 }
 
-/// Sends the body of a request that was `asked`, and a copy of it if there is another path for that. The first good answer counts, and the
-/// other request is cancelled.
+/// Sends the body of a request that was `asked`, and a copy of it if there is another path for that. The first answer that the other
+/// request cannot better counts, and the other request is cancelled.
 async fn race<W: GatewayAccess>(
     gateways: &W,
     Asked { request, place, other_path }: Asked<W>,
@@ -379,29 +379,28 @@ async fn race<W: GatewayAccess>(
         let outcome = copy.begin(gateways, body, true).await;
         Some((outcome, copy))
     };
-    match select(pin!(beginning), pin!(copying)).await {
-        Race::Left((first, _)) if first.0.is_good() => first,
-        Race::Right((Some(copy), _)) if copy.0.is_good() => {
-            gateways.copy_was_first(copy.1.place());
-            copy
-        }
-        Race::Left((first, copying)) => better(gateways, first, copying.await),
-        Race::Right((copy, beginning)) => better(gateways, beginning.await, copy),
+    let (won, is_copy) = winner(beginning, copying).await;
+    if is_copy {
+        gateways.copy_was_first(won.1.place());
     }
+    won
 }
 
-/// Chooses the outcome that the client can use best: a good answer, or else the more informative failure.
-fn better<W: GatewayAccess>(
-    gateways: &W,
-    first: (Outcome, Answer<W::Place>),
-    copy: Option<(Outcome, Answer<W::Place>)>,
-) -> (Outcome, Answer<W::Place>) {
+/// Returns the outcome of a request or of its copy that the client can use best, and whether it is the copy's. Waits for both unless one
+/// settles the matter.
+async fn winner<A>(
+    beginning: impl Future<Output = (Outcome, A)>,
+    copying: impl Future<Output = Option<(Outcome, A)>>,
+) -> ((Outcome, A), bool) {
+    let (first, copy) = match select(pin!(beginning), pin!(copying)).await {
+        Race::Left((first, _)) if first.0.is_settled() => return (first, false),
+        Race::Right((Some(copy), _)) if copy.0.is_settled() => return (copy, true),
+        Race::Left((first, copying)) => (first, copying.await),
+        Race::Right((copy, beginning)) => (beginning.await, copy),
+    };
     match copy {
-        Some(copy) if copy.0.says_more_than(&first.0) => {
-            gateways.copy_was_first(copy.1.place());
-            copy
-        }
-        _ => first,
+        Some(copy) if copy.0.says_more_than(&first.0) => (copy, true),
+        _ => (first, false),
     }
 }
 

@@ -54,9 +54,16 @@ impl Outcome {
         matches!(self, Self::Answered(head) if head.status != 407 && !is_short_of_engines(head))
     }
 
-    /// Whether it is more useful to the client than `other`, which is not good.
+    /// Whether a copy of the request cannot get a better answer, or will get the same one. Two copies count twice against the limits of
+    /// their key and of the relay, so one copy may get 429 because of the other; and an engine or a path may have failed only one of them.
+    pub(super) fn is_settled(&self) -> bool {
+        matches!(self, Self::Answered(head) if !matches!(head.status, 407 | 408 | 429 | 500..))
+    }
+
+    /// Whether it is more useful to the client than `other`.
     pub(super) fn says_more_than(&self, other: &Self) -> bool {
-        self.is_good() || matches!((self, other), (Self::Answered(_), Self::Lost | Self::Silent))
+        let rank = |outcome: &Self| (outcome.is_settled(), outcome.is_good(), matches!(outcome, Self::Answered(_)));
+        rank(self) > rank(other)
     }
 }
 
@@ -198,5 +205,19 @@ mod tests {
         assert!(
             ![(429, Some("1000")), (503, None), (407, None)].into_iter().any(|(status, load)| is_good(status, load))
         );
+    }
+
+    #[test]
+    fn an_error_that_only_one_copy_of_a_request_may_get_does_not_settle_it() {
+        let answered = |status| Outcome::Answered(ResponseHead { status, fields: Vec::new() });
+        assert!([200, 400, 401, 404, 413].into_iter().all(|status| answered(status).is_settled()));
+        assert!(![407, 408, 429, 500, 502, 503, 504].into_iter().any(|status| answered(status).is_settled()));
+        // In the order of their use to a client.
+        let ranks = [Outcome::Lost, answered(503), answered(429), answered(200)];
+        for (at, one) in ranks.iter().enumerate() {
+            let more: Vec<_> = ranks.iter().map(|other| other.says_more_than(one)).collect();
+            assert_eq!(more, (0..ranks.len()).map(|other| other > at).collect::<Vec<_>>(), "{one:?}");
+        }
+        assert!(!Outcome::Silent.says_more_than(&Outcome::Lost) && !answered(429).says_more_than(&answered(502)));
     }
 }

@@ -35,6 +35,39 @@ fn time_that_passed_at_the_edge_is_taken_off_each_budget_whichever_field_it_is_i
     assert_eq!(terms.signal.and_then(|signal| signal.deadline_ms), Some(170));
 }
 
+#[tokio::test]
+async fn a_copy_that_is_refused_because_its_original_was_admitted_does_not_end_the_original() {
+    let answered = |status| Outcome::Answered(ResponseHead { status, fields: Vec::new() });
+    let won = |(outcome, of): (Outcome, &'static str)| match outcome {
+        Outcome::Answered(head) => (head.status, of),
+        other => panic!("{other:?}"),
+    };
+    for (original, copy, expected) in [(200, 429, 200), (429, 200, 200), (429, 429, 429), (502, 200, 200)] {
+        for is_copy_first in [true, false] {
+            let later = |is_later: bool| async move {
+                if is_later {
+                    tokio::task::yield_now().await;
+                }
+            };
+            let original = async {
+                later(is_copy_first).await;
+                (answered(original), "original")
+            };
+            let copy = async {
+                later(!is_copy_first).await;
+                Some((answered(copy), "copy"))
+            };
+            let (outcome, is_copy) = winner(original, copy).await;
+            let (status, of) = won(outcome);
+            assert_eq!((status, is_copy), (expected, of == "copy"), "{is_copy_first}");
+        }
+    }
+    let (outcome, is_copy) = winner(std::future::pending(), async { Some((answered(200), "copy")) }).await;
+    assert_eq!((won(outcome), is_copy), ((200, "copy"), true), "an answer is not held up by the other path");
+    let (outcome, is_copy) = winner(async { (answered(429), "original") }, async { None }).await;
+    assert_eq!((won(outcome), is_copy), ((429, "original"), false));
+}
+
 /// The way to gateways of an edge that has none. It says so at once, or, with a sender, tells that it was asked and never answers.
 struct Nowhere(Option<mpsc::UnboundedSender<()>>);
 
