@@ -8,7 +8,7 @@
 //! | an engine fails before its first token passes | the answer of another engine; if there is none, 502 or 504 |
 //! | the engines report within their events that they refuse the request, before the first token | the last engine's error, 400 to 499 |
 //! | an engine fails while it answers | an event with the error, if events are streamed, or else 502 |
-//! | more requests than engines work on, and than may wait | 429 and `retry-after` |
+//! | more requests than the engines of a model work on, and than may wait | the answer of the alias's next model; if there is none, 429 and `retry-after` |
 
 use std::{
     sync::Arc,
@@ -334,14 +334,17 @@ impl Gateway {
         } else {
             Default::default()
         };
-        let mut is_retry = false;
+        let (mut is_retry, mut is_crowded) = (false, false);
         loop {
             let class = &terms.class.policy().name;
             let asked = RouteQuery { models: &models, alias, class, prefix: &known, is_retry };
             let path = caller.asker.path(exchange.ahead(), &terms);
             // A model that failed before has taken a part of the time.
             let passed = began.elapsed();
-            let mut route = self.routes.route(asked, &wanted.after(passed), path).ok_or(OpenAiError::NoEngine)?;
+            let route = self.routes.route(asked, &wanted.after(passed), path);
+            // The request may get a place later if only too many wait.
+            let none = if is_crowded { OpenAiError::Crowded } else { OpenAiError::NoEngine };
+            let mut route = route.ok_or(none)?;
             self.count_decision(&route);
             // Written when it is dropped, however the request ends.
             let most_bytes = u64::from(self.settings.decisions_bytes);
@@ -390,10 +393,16 @@ impl Gateway {
             }
             match ended {
                 // The alias's other models may still answer.
-                Err(Failure::Refused(OpenAiError::OutOfReach { .. } | OpenAiError::NoEngine)) if models.len() > 1 => {
+                Err(Failure::Refused(
+                    why @ (OpenAiError::OutOfReach { .. } | OpenAiError::NoEngine | OpenAiError::Crowded),
+                )) if models.len() > 1 => {
+                    is_crowded |= why == OpenAiError::Crowded;
                     self.metrics.retried(&model.name);
                     models.retain(|other| *other != route.model);
                     is_retry = true;
+                }
+                Err(Failure::Refused(OpenAiError::OutOfReach { .. } | OpenAiError::NoEngine)) if is_crowded => {
+                    return Err(OpenAiError::Crowded.into());
                 }
                 // An error of the engine itself shows nothing about its speed; only 429 counts as a failure.
                 Ok(Done { status, .. }) if !(200..300).contains(&status) => {

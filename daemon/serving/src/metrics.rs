@@ -180,7 +180,8 @@ impl GatewayMetrics {
             "Tokens of prompts and answers, by the best available count",
             self.tokens.clone(),
         );
-        let help = "Requests retried at another engine of the model, because one had failed before the first token";
+        let help =
+            "Requests retried at another engine or model, because one had failed before the first token or had no room";
         registry.register("gateway_retries", help, self.retries.clone());
         let help = "Requests with a deadline, by whether it was met; failures, and refusals for lack of engines or time, count as missed";
         registry.register("gateway_deadlines", help, self.deadlines.clone());

@@ -26,6 +26,7 @@ use tokio::{
 use super::*;
 use crate::{departure::Departure, message, routes::tests::model, tenants::tests::key};
 
+mod aliases;
 mod failing;
 mod http3;
 
