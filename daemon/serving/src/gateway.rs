@@ -9,6 +9,7 @@
 //! | the engines report within their events that they refuse the request, before the first token | the last engine's error, 400 to 499 |
 //! | an engine fails while it answers | an event with the error, if events are streamed, or else 502 |
 //! | more requests than the engines of a model work on, and than may wait | the answer of the alias's next model; if there is none, 429 and `retry-after` |
+//! | an event of more than 1 MiB, as requests can ask for | 502; if a part of the answer has passed, an event with the error |
 
 use std::{
     sync::Arc,

@@ -46,6 +46,7 @@ pub struct EventStreamParser {
     report: TokenReport,
     is_done: bool,
     with_content: u64,
+    steps: u64,
     error: Option<EngineError>,
 }
 
@@ -166,6 +167,7 @@ impl EventStreamParser {
         match serde_json::from_slice::<Event<'_>>(data) {
             Ok(event) => {
                 let is_usage = event.choices.is_empty() && event.usage.is_some() && event.error.is_none();
+                self.steps += u64::from(!event.choices.is_empty());
                 self.report.note(event.usage, event.timings);
                 self.with_content += u64::from(event.choices.iter().any(Choice::has_content));
                 if let Some(error) = event.error.filter(|_| self.error.is_none()) {
@@ -176,7 +178,10 @@ impl EventStreamParser {
                 Ok(if is_usage { EventLine::Usage } else { EventLine::Data })
             }
             // Keys with types outside of the API concern only engine and client.
-            Err(_) if serde_json::from_slice::<IgnoredAny>(data).is_ok() => Ok(EventLine::Data),
+            Err(_) if serde_json::from_slice::<IgnoredAny>(data).is_ok() => {
+                self.steps += 1;
+                Ok(EventLine::Data)
+            }
             Err(_) => Err(MalformedEvent::NoJson),
         }
     }
@@ -191,6 +196,13 @@ impl EventStreamParser {
     #[must_use]
     pub const fn with_content(&self) -> u64 {
         self.with_content
+    }
+
+    /// Returns how many events have passed that may show that the engine works on the answer: those with a choice, even without a token,
+    /// since an engine may keep tokens back, and those with keys outside of the API. Comments and reports of `usage` are none.
+    #[must_use]
+    pub const fn steps(&self) -> u64 {
+        self.steps
     }
 
     /// Returns the first error that the engine has reported, if any.
@@ -337,6 +349,23 @@ mod tests {
             let mut events = EventStreamParser::default();
             events.push(format!("data: {data}\n").into()).unwrap();
             assert_eq!(events.with_content(), 1, "{data}");
+        }
+    }
+
+    #[test]
+    fn an_event_may_show_that_the_engine_works_even_if_it_has_no_token() {
+        for (line, steps) in [
+            (r#"data: {"choices":[{"delta":{"content":""}}]}"#, 1),
+            (r#"data: {"choices":[{"delta":{"audio":{"data":"x"}}}]}"#, 1),
+            (r#"data: {"choices":"x"}"#, 1),
+            (r#"data: {"choices":[],"usage":{"prompt_tokens":3}}"#, 0),
+            (": a comment", 0),
+            ("event: ping", 0),
+            ("data: [DONE]", 0),
+        ] {
+            let mut events = EventStreamParser::default();
+            events.push(format!("{line}\n\n").into()).unwrap();
+            assert_eq!((events.steps(), events.with_content()), (steps, 0), "{line}");
         }
     }
 

@@ -33,7 +33,7 @@ use crate::{
     live::LiveRequest,
     openai::{OpenAiError, Operation, RenamedBody, is_about_credentials},
     routes::{Lesson, Route},
-    sse::{EventStreamParser, TokenReport},
+    sse::{EventStreamParser, MalformedEvent, TokenReport},
     tenants::TenantRequest,
     upstream::Unanswered,
 };
@@ -106,7 +106,7 @@ impl Payer<'_> {
 struct Answering<'a> {
     place: &'a EnginePlace,
     lesson: Lesson<'a>,
-    /// When its first token must have come.
+    /// When its first token must have come, or its next.
     until: TokioInstant,
     /// When its first token passed, if tokens are streamed.
     first_token: Option<Duration>,
@@ -181,13 +181,14 @@ impl Pass<'_> {
     }
 
     /// Returns the tokens that the engine has used within `elapsed`; `None` if it refused the request or failed, because another engine may
-    /// still answer. Without streaming, an engine makes tokens long before the answer begins. If the client leaves or the answer takes too
+    /// still answer, unless it took too long or sent too long an event. Without streaming, an engine makes tokens long before the answer begins. If the client leaves or the answer takes too
     /// long, the count is an estimate by time.
     fn usage(&self, by: &Answering<'_>, ended: &Result<StatusCode, Failure>, elapsed: Duration) -> Option<TokenUsage> {
         let is_refused = by.status.is_some_and(|status| !status.is_success());
         match ended {
-            Err(Failure::Refused(refusal)) if *refusal != OpenAiError::EngineTimeout => return None,
             _ if is_refused => return None,
+            Err(Failure::Refused(OpenAiError::EngineTimeout | OpenAiError::EventTooLong)) => {}
+            Err(Failure::Refused(_)) => return None,
             _ => {}
         }
         let passed = match ended {
@@ -300,6 +301,10 @@ impl Pass<'_> {
         // `None` once the client's answer has begun.
         let mut held = Some(HeldEvents::new(head, self.gateway.hold_limits));
         let broken = loop {
+            if answer.silence.is_over() {
+                // Comments and names of roles prolong nothing, however densely they come.
+                break broken(&events, OpenAiError::EngineTimeout);
+            }
             let next = match held.as_ref().and_then(HeldEvents::until) {
                 Some(until) => timeout_at(until, answer.next(exchange)).await,
                 None => Ok(answer.next(exchange).await),
@@ -310,16 +315,13 @@ impl Pass<'_> {
             };
             let bytes = match next? {
                 Ok(Some(bytes)) => bytes,
-                // The client has received the engine's own event.
-                _ if events.error().is_some() => break Some(ERROR_EVENT),
-                // The answer is complete, however its engine ends it.
-                Ok(None) | Err(_) if events.is_done() => break None,
-                Ok(None) => break Some(OpenAiError::Engine("it ended its answer early")),
-                Err(refusal) => break Some(refusal),
+                Ok(None) => break broken(&events, OpenAiError::Engine("it ended its answer early")),
+                Err(refusal) => break broken(&events, refusal),
             };
-            let before = events.with_content();
+            let (before, steps) = (events.with_content(), events.steps());
             let whole = match events.push(bytes) {
                 Ok(whole) => whole,
+                Err(MalformedEvent::TooLong) => break Some(OpenAiError::EventTooLong),
                 Err(malformed) => break Some(OpenAiError::Engine(malformed.as_str())),
             };
             if let (Some(error), Some(held), 0) = (events.error(), &held, events.with_content()) {
@@ -331,9 +333,6 @@ impl Pass<'_> {
             is_first_due = events.with_content() == 0 && !events.is_done() && events.error().is_none();
             if was_first_due && !is_first_due {
                 answer.silence.limit(self.gateway.settings.stall_timeout);
-            } else if is_first_due && TokioInstant::now() >= *until {
-                // Comments and names of roles prolong nothing, however densely they come.
-                break Some(OpenAiError::EngineTimeout);
             }
             if whole.is_empty() && held.is_none() {
                 // The report may have come in an event that does not pass.
@@ -354,6 +353,15 @@ impl Pass<'_> {
             if !self.release(exchange, &mut held, whole).await? {
                 lesson.held_up();
             }
+            // The time of the client is not the engine's.
+            let now = TokioInstant::now();
+            if events.with_content() > before {
+                *until = now + self.gateway.settings.answer_timeout;
+            }
+            // An engine may make tokens that it does not send, but for no longer than before its first.
+            if events.steps() > steps && now < *until && !events.is_done() && events.error().is_none() {
+                answer.silence.begin();
+            }
         };
         match broken {
             None => {
@@ -362,8 +370,9 @@ impl Pass<'_> {
             }
             Some(refusal) if held.is_some() => Err(refusal.into()),
             Some(refusal) => {
-                // Clients could take engines from others with requests that engines refuse.
-                if events.error().is_none_or(|error| error.refusal.is_none()) {
+                // Clients could take engines from others with requests that engines refuse, or for long events.
+                let is_fault = events.error().is_none_or(|error| error.refusal.is_none());
+                if is_fault && refusal != OpenAiError::EventTooLong {
                     self.model.engines.failed(place.replica, Fault::Answer, &refusal.to_string());
                 }
                 if refusal != ERROR_EVENT {
@@ -422,6 +431,7 @@ impl Pass<'_> {
         let mut answer = Pieces::new(answer, Silence::new(self.gateway.settings.stall_timeout));
         let (mut held, mut has_begun) = (BytesMut::new(), false);
         loop {
+            answer.silence.begin();
             match answer.next(exchange).await? {
                 Ok(Some(piece)) => {
                     held.extend_from_slice(&piece);
@@ -466,6 +476,15 @@ impl Pass<'_> {
         timeout(self.gateway.settings.stall_timeout, sending).await.map_err(|_| Failure::Untaken)??;
         Ok(false)
     }
+}
+
+/// Returns the error of a stream whose engine sends no more, for this reason; `None` if it is complete, however its engine ends it.
+fn broken(events: &EventStreamParser, why: OpenAiError) -> Option<OpenAiError> {
+    if events.error().is_some() {
+        // The client has received the engine's own event.
+        return Some(ERROR_EVENT);
+    }
+    (!events.is_done()).then_some(why)
 }
 
 /// Returns a head with the length of the whole content.

@@ -14,7 +14,7 @@ use crate::openai::OpenAiError;
 /// An engine's answer, piece by piece.
 pub(super) struct Pieces {
     body: Incoming,
-    /// How long the engine may be silent.
+    /// How long the engine may be silent; what ends a silence is for the caller to say.
     pub(super) silence: Silence,
 }
 
@@ -30,7 +30,6 @@ impl Pieces {
         exchange: &mut Exchange,
     ) -> Result<Result<Option<Bytes>, OpenAiError>, Failure> {
         let Self { body, silence } = self;
-        silence.begin();
         let next = poll_fn(|cx| {
             loop {
                 return Poll::Ready(match Pin::new(&mut *body).poll_frame(cx) {

@@ -39,6 +39,11 @@ impl Silence {
         self.since = Instant::now();
     }
 
+    /// Whether the silence has lasted too long by now.
+    pub(super) fn is_over(&self) -> bool {
+        Instant::now() >= self.longest.map_or(self.timer.deadline(), |longest| self.since + longest)
+    }
+
     /// Ready once the silence has lasted too long.
     pub(super) fn poll_over(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
@@ -73,7 +78,9 @@ mod tests {
             }
             silence.begin();
         }
+        assert!(!silence.is_over());
         poll_fn(|cx| silence.poll_over(cx)).await;
+        assert!(silence.is_over());
         assert_eq!(began.elapsed().as_secs(), 3 * 20 + 30);
         silence.limit(Duration::from_secs(5));
         poll_fn(|cx| silence.poll_over(cx)).await;
@@ -86,7 +93,9 @@ mod tests {
         let mut silence = Silence::until(began + Duration::from_secs(30));
         sleep(Duration::from_secs(20)).await;
         silence.begin();
+        assert!(!silence.is_over());
         poll_fn(|cx| silence.poll_over(cx)).await;
+        assert!(silence.is_over());
         assert_eq!(began.elapsed().as_secs(), 30);
         silence.limit(Duration::from_secs(5));
         poll_fn(|cx| silence.poll_over(cx)).await;

@@ -80,6 +80,9 @@ pub enum OpenAiError {
     /// The engine's answer was faulty.
     #[error("the engine failed: {0}")]
     Engine(&'static str),
+    /// The engine's answer has an event that is longer than 1 MiB, as requests can ask for.
+    #[error("the engine's answer contains an event of more than 1 MiB, which the gateway does not pass")]
+    EventTooLong,
     /// The engine did not answer in time.
     #[error("the engine did not answer in time")]
     EngineTimeout,
@@ -117,7 +120,7 @@ impl OpenAiError {
             Self::Key => 401,
             Self::Crowded | Self::TooManyRequests | Self::TooManyTokens { .. } | Self::MonthUsed { .. } => 429,
             Self::NoEngine | Self::OutOfReach { .. } | Self::NoGateway(_) | Self::Late => 503,
-            Self::Engine(_) => 502,
+            Self::Engine(_) | Self::EventTooLong => 502,
             Self::EngineTimeout => 504,
         }
     }
@@ -165,6 +168,7 @@ impl OpenAiError {
             Self::NoGateway(_) => "no_gateway",
             Self::Late => "deadline_unreachable",
             Self::Engine(_) => "engine_failed",
+            Self::EventTooLong => "event_too_long",
             Self::EngineTimeout => "engine_timeout",
         }
     }

@@ -203,6 +203,49 @@ async fn comments_and_roles_prolong_no_wait_for_the_first_token() {
 }
 
 #[tokio::test]
+async fn comments_after_a_token_and_events_without_tokens_prolong_no_stalled_answer_for_ever() {
+    let (stall_timeout, empty) =
+        (Duration::from_millis(300), "data: {\"choices\":[{\"delta\":{\"content\":\"\"}}]}\n\n");
+    let done = format!("{TOKEN}data: [DONE]\n\n");
+    for (first, then, answer_timeout, reason) in [
+        (TOKEN, ": ping\n\n", 2 * LONG, "engine_timeout"),
+        (TOKEN, "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":1}}\n\n", 2 * LONG, "engine_timeout"),
+        (TOKEN, empty, Duration::from_secs(2), "engine_timeout"),
+        (&done, ": ping\n\n", 2 * LONG, "answered"),
+        (&done, empty, 2 * LONG, "answered"),
+    ] {
+        let again = (Some(Duration::from_millis(20)), then.to_owned());
+        // For longer than the test waits.
+        let parts = [(Some(Duration::ZERO), first.to_owned())].into_iter().chain(vec![again; 10_000]);
+        let engine = slow(parts.collect(), Arc::default()).await;
+        let settings = GatewaySettings { answer_timeout, stall_timeout, ..settings(&[&engine]) };
+        let mut client = Client::with(settings).await;
+        let (status, body) = timeout(LONG, client.chat(whole(STREAM.into()))).await.unwrap();
+        assert!(status == 200 && body.starts_with(first.as_bytes()), "{status} {body:?}");
+        assert_eq!(client.served.recv().await.unwrap().reason, reason, "{first} {then}");
+    }
+}
+
+#[tokio::test]
+async fn an_event_that_is_too_long_is_the_requests_own_doing_and_ejects_and_tries_no_engine() {
+    let long = format!("data: {{\"choices\":[{{\"text\":\"{}\"}}]}}\n\n", "x".repeat(1 << 20));
+    for (before, status) in [("", 502), (TOKEN, 200)] {
+        let engine = failing(&format!("{before}{long}data: [DONE]\n\n")).await;
+        let keys = vec![key()];
+        let mut client = Client::with(GatewaySettings { keys, ..settings(&[&engine, &engine]) }).await;
+        for _ in 0..FAULTS {
+            let (answered, body) = client.chat(whole(STREAM.into())).await;
+            assert!(answered == status && body.starts_with(before.as_bytes()), "{answered} {body:?}");
+            assert!(String::from_utf8_lossy(&body).contains("more than 1 MiB"), "{body:?}");
+            let served = client.served.recv().await.unwrap();
+            assert_eq!((served.reason, served.usage.is_some()), ("event_too_long", true), "the engine has worked");
+        }
+        let engines = client.gateway.models[0].engines.clone();
+        assert_eq!((counts(&client), engines.loads().iter().all(|(_, is_usable)| *is_usable)), (vec![(0, 0); 2], true));
+    }
+}
+
+#[tokio::test]
 async fn an_engine_that_is_silent_after_an_error_is_not_waited_for_as_before_its_first_token() {
     let word = Arc::<Notify>::default();
     let error = error(500).replace("data: [DONE]\n\n", "");
