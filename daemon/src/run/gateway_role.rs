@@ -74,7 +74,7 @@ impl GatewayRole {
             gateway.begin(runtime);
         }
         parts.gateway.show(gateway.as_deref().map(Gateway::shown).unwrap_or_default());
-        self.in_force.replace(gateway);
+        self.lessons.replace(gateway);
         self.fronts.serve(fronts, &self.in_force, parts, drain.unwrap_or(DRAIN));
     }
 

@@ -7,8 +7,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use parking_lot::Mutex;
 use role::kept::StateFile;
 use serving::{
+    gateway::Gateway,
     in_force::GatewayInForce,
     learned::Learned,
     spending::{Spending, Spent},
@@ -35,19 +37,27 @@ const FILE: &str = "engines.json";
 pub(super) struct Lessons {
     in_force: Arc<GatewayInForce>,
     kept: StateFile<Learned>,
-    before: Learned,
+    /// The knowledge before the gateway in force, or of the last gateway if there is none.
+    before: Mutex<Learned>,
 }
 
 impl Lessons {
     /// Reads the earlier knowledge, if there is any.
     pub(super) fn open(state_dir: &Path, in_force: Arc<GatewayInForce>) -> Arc<Self> {
         let (kept, before) = StateFile::open(state_dir.join(FILE), "the measurements of engines");
-        Arc::new(Self { in_force, kept, before: before.unwrap_or_default() })
+        Arc::new(Self { in_force, kept, before: Mutex::new(before.unwrap_or_default()) })
     }
 
-    /// Returns what the gateway has learned by now.
+    /// Puts another gateway in force, or none. Keeps what the former one has learned, for the next one.
+    pub(super) fn replace(&self, gateway: Option<Arc<Gateway>>) {
+        let learned = self.learned();
+        *self.before.lock() = learned;
+        self.in_force.replace(gateway);
+    }
+
+    /// Returns what the gateway has learned by now; if there is none, what the last one had learned.
     pub(super) fn learned(&self) -> Learned {
-        let Some(gateway) = self.in_force.gateway() else { return self.before.clone() };
+        let Some(gateway) = self.in_force.gateway() else { return self.before.lock().clone() };
         let (mut learned, classes) = (gateway.learned(), self.in_force.classes());
         learned.classes.retain(|learned| classes.get(&learned.class).is_some());
         learned
@@ -98,5 +108,56 @@ impl TokenLedger {
             let spent = self.spending.spent(now);
             (saved.is_some() || !spent.tokens.is_empty()).then_some(spent)
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::PathBuf};
+
+    use config::{gateway::GatewaySettings, policy::Policy};
+    use quic::class::PolicyRole;
+
+    use super::*;
+    use crate::{parts::Parts, run::classes};
+
+    struct Folder(PathBuf);
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn knowledge_outlives_the_gateway_that_gained_it_and_is_never_replaced_by_an_older_one() {
+        let folder = Folder(std::env::temp_dir().join(format!("paced-lessons-{}", std::process::id())));
+        fs::create_dir_all(&folder.0).unwrap();
+        let settings = GatewaySettings::default();
+        let [older, newer] = [100.0, 200.0].map(|tokens| Learned {
+            averages: Some((tokens, 4.0)),
+            classes: Vec::new(),
+            engines: Vec::new(),
+        });
+        let parts = Parts::default();
+        let classes = classes(&Policy::default(), PolicyRole::Relay, &parts);
+        let gateway = |learned| {
+            let shared = (parts.gateway.clone(), parts.requests.clone(), parts.decisions.clone());
+            Some(Gateway::new(&settings, &classes, (shared, &parts.spending), (learned, None)).unwrap())
+        };
+        let open = || Lessons::open(&folder.0, GatewayInForce::new(classes.clone()));
+        let lessons = open();
+        lessons.replace(gateway(&older));
+        lessons.save();
+        let lessons = open();
+        assert_eq!(lessons.learned(), older);
+        // In place of a gateway that learns.
+        lessons.replace(gateway(&newer));
+        lessons.replace(None);
+        assert_eq!(lessons.learned(), newer);
+        lessons.save();
+        assert_eq!(open().learned(), newer, "what was not saved yet is saved without a gateway as well");
+        lessons.replace(gateway(&lessons.learned()));
+        assert_eq!(lessons.learned(), newer);
     }
 }
