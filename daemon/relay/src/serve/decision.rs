@@ -3,8 +3,9 @@
 use std::{future::poll_fn, sync::Arc, task::Poll, time::Duration};
 
 use masque::{
-    h3::{Code, Part, RequestHead, ResponseHead},
+    h3::{Code, Field, Part, RequestHead, ResponseHead, data_frame},
     priority::Priority,
+    proxy_status::ProxyName,
     request::{Refusal, is_ping},
 };
 use quic::{
@@ -15,7 +16,10 @@ use role::{
     access::record::{self, RefusedRequest},
     holder::Holder,
 };
-use serving::gateway::{Asker, Gateway};
+use serving::{
+    gateway::{Asker, Gateway},
+    openai::OpenAiError,
+};
 use tokio::time::timeout;
 
 use crate::{
@@ -116,6 +120,8 @@ pub(super) async fn admit(
         }
     };
     let mut attempt = Attempt::default();
+    let asks_model = Gateway::takes(&head) && relay.gateway().is_some();
+    let is_head = head.method == b"HEAD"[..];
     let (signal, send) = (request.signal, &mut request.send);
     let decided = tokio::select! {
         decided = decide(relay, rules, client, head, signal, &mut attempt) => decided,
@@ -134,12 +140,26 @@ pub(super) async fn admit(
                 Refusal::Malformed(_) | Refusal::Target(_) => Code::MessageError,
                 _ => Code::NoError,
             };
-            match answer(request, &refusal.response(&rules.name), code).await {
+            let (response, content) = response(&refusal, &rules.name, asks_model);
+            match answer_with(request, &response, content.filter(|_| !is_head), code).await {
                 Rejected::Answered(_) if refusal == Refusal::ConnectionLimitReached => Err(Rejected::Last),
                 rejected => Err(rejected),
             }
         }
     }
+}
+
+/// Returns the response to a refused request. A client that asks for a model, and not for a tunnel, gets a refusal because of limits in the
+/// form of the API that it uses, with content.
+fn response(refusal: &Refusal, proxy: &ProxyName, asks_model: bool) -> (ResponseHead, Option<OpenAiError>) {
+    let mut response = refusal.response(proxy);
+    let retry = response.field("retry-after").and_then(|seconds| std::str::from_utf8(seconds).ok()?.parse().ok());
+    let Some(error) = OpenAiError::of_relay(refusal, retry).filter(|_| asks_model) else { return (response, None) };
+    response.fields.retain(|field| field.name != "retry-after");
+    response.fields.extend(error.retry_after_s().map(|seconds| Field::new("retry-after", seconds.to_string())));
+    response.fields.push(Field::new("content-type", "application/json"));
+    response.fields.push(Field::new("content-length", error.body().len().to_string()));
+    (response, Some(error))
 }
 
 /// Decides about a request by its head, and notes in `attempt` who makes it, and for which target.
@@ -193,10 +213,17 @@ pub(super) fn note_refusal(
 }
 
 pub(super) async fn answer(request: &mut Request, head: &ResponseHead, code: Code) -> Rejected {
-    match request.send.respond(head).await {
-        Ok(()) => Rejected::Answered(code),
-        Err(_) => Rejected::Unanswered(code),
+    answer_with(request, head, None, code).await
+}
+
+async fn answer_with(request: &mut Request, head: &ResponseHead, content: Option<OpenAiError>, code: Code) -> Rejected {
+    if request.send.respond(head).await.is_err() {
+        return Rejected::Unanswered(code);
     }
+    if let Some(content) = content {
+        request.send.push(data_frame(&content.body()));
+    }
+    Rejected::Answered(code)
 }
 
 /// Ends the stream of a request that is not served. This finishes soon, whether or not the client receives the response.
@@ -221,4 +248,35 @@ pub(super) async fn turn_away(http: &h3::Client, request: Request, rejected: Rej
         }
     }
     send.reset(if code == Code::NoError { Code::RequestCancelled } else { code });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_that_asks_for_a_model_reads_of_the_relays_limits_as_of_those_of_its_key() {
+        for (refusal, retry_after, code) in [
+            (Refusal::TunnelLimitReached, "1", "rate_limit_exceeded"),
+            (Refusal::ConnectionLimitReached, "10", "rate_limit_exceeded"),
+            (Refusal::QuotaUsedUp { retry_after_s: 86_400 }, "86400", "insufficient_quota"),
+        ] {
+            let (head, content) = response(&refusal, &ProxyName::default(), true);
+            let content = content.unwrap().body();
+            let values = |name: &str| head.fields.iter().filter(|field| field.name == name).collect::<Vec<_>>();
+            let value = |name: &str| std::str::from_utf8(head.field(name).unwrap()).unwrap();
+            assert_eq!(
+                (head.status, value("retry-after"), value("content-type")),
+                (429, retry_after, "application/json")
+            );
+            assert_eq!((values("retry-after").len(), value("content-length")), (1, &*content.len().to_string()));
+            assert!(value("proxy-status").contains("http_request_denied"));
+            let text = String::from_utf8(content.to_vec()).unwrap();
+            assert!(text.contains(&format!("\"code\":\"{code}\"")) && text.contains("rate_limit_error"), "{text}");
+            assert_eq!(response(&refusal, &ProxyName::default(), false).0, refusal.response(&ProxyName::default()));
+        }
+        let (head, content) = response(&Refusal::CredentialsMissing, &ProxyName::default(), true);
+        assert_eq!((head.status, content), (407, None));
+        assert_eq!(response(&Refusal::TunnelLimitReached, &ProxyName::default(), false).1, None);
+    }
 }

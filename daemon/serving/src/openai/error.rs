@@ -1,6 +1,7 @@
 //! Errors in the form of the OpenAI API: each with its status, its code, and when to try again.
 
 use bytes::{Bytes, BytesMut};
+use masque::request::Refusal;
 use serde_json::json;
 
 use super::{Operation, excerpt};
@@ -56,6 +57,20 @@ pub enum OpenAiError {
         /// The time until the next month begins, in seconds.
         retry_after_s: u32,
     },
+    /// The relay in front of the gateway grants the client no more, for this reason.
+    #[error("the relay refuses the request: {why}; try again in {retry_after_s} s")]
+    RelayLimit {
+        /// The limit.
+        why: &'static str,
+        /// The time after which the client may try again, in seconds.
+        retry_after_s: u32,
+    },
+    /// The client has used its bytes of the month at the relay in front of the gateway.
+    #[error("this client has used up its bytes of this month; the next month begins in {retry_after_s} s")]
+    BytesUsed {
+        /// The time until the next month begins, in seconds.
+        retry_after_s: u32,
+    },
     /// No engine answers.
     #[error("no engine of the model answers; try again later")]
     NoEngine,
@@ -98,6 +113,19 @@ impl OpenAiError {
         Self::UnknownModel(excerpt(name).to_owned())
     }
 
+    /// Returns the error of a request for a model that the relay in front of the gateway refuses because of its limits; `None` if it
+    /// refuses the request for another reason. `retry_after_s` is the time to wait, in seconds, if the relay names one.
+    #[must_use]
+    pub fn of_relay(refusal: &Refusal, retry_after_s: Option<u32>) -> Option<Self> {
+        let retry_after_s = retry_after_s.unwrap_or(RETRY_AFTER_S);
+        match refusal {
+            Refusal::TunnelLimitReached => Some(Self::RelayLimit { why: "too many requests in flight", retry_after_s }),
+            Refusal::ConnectionLimitReached => Some(Self::RelayLimit { why: "too many connections", retry_after_s }),
+            Refusal::QuotaUsedUp { .. } => Some(Self::BytesUsed { retry_after_s }),
+            _ => None,
+        }
+    }
+
     /// Returns the error of a body that is not a request. The parser's text may quote a whole value of the body.
     pub(super) fn unreadable(error: &serde_json::Error) -> Self {
         let (text, line, column) = (error.to_string(), error.line(), error.column());
@@ -118,7 +146,12 @@ impl OpenAiError {
             Self::BodyTimeout => 408,
             Self::Json(_) | Self::NoModel | Self::Limit(_) | Self::Head(_) => 400,
             Self::Key => 401,
-            Self::Crowded | Self::TooManyRequests | Self::TooManyTokens { .. } | Self::MonthUsed { .. } => 429,
+            Self::Crowded
+            | Self::TooManyRequests
+            | Self::TooManyTokens { .. }
+            | Self::MonthUsed { .. }
+            | Self::RelayLimit { .. }
+            | Self::BytesUsed { .. } => 429,
             Self::NoEngine | Self::OutOfReach { .. } | Self::NoGateway(_) | Self::Late => 503,
             Self::Engine(_) | Self::EventTooLong => 502,
             Self::EngineTimeout => 504,
@@ -135,7 +168,10 @@ impl OpenAiError {
     #[must_use]
     pub const fn retry_after_s(&self) -> Option<u32> {
         match self {
-            Self::TooManyTokens { retry_after_s } | Self::MonthUsed { retry_after_s } => Some(*retry_after_s),
+            Self::TooManyTokens { retry_after_s }
+            | Self::MonthUsed { retry_after_s }
+            | Self::RelayLimit { retry_after_s, .. }
+            | Self::BytesUsed { retry_after_s } => Some(*retry_after_s),
             Self::Crowded
             | Self::TooManyRequests
             | Self::NoEngine
@@ -162,8 +198,8 @@ impl OpenAiError {
             Self::Key => "invalid_api_key",
             Self::UnknownModel(_) => "model_not_found",
             Self::Crowded => "overloaded",
-            Self::TooManyRequests | Self::TooManyTokens { .. } => "rate_limit_exceeded",
-            Self::MonthUsed { .. } => "insufficient_quota",
+            Self::TooManyRequests | Self::TooManyTokens { .. } | Self::RelayLimit { .. } => "rate_limit_exceeded",
+            Self::MonthUsed { .. } | Self::BytesUsed { .. } => "insufficient_quota",
             Self::NoEngine | Self::OutOfReach { .. } => "no_engine",
             Self::NoGateway(_) => "no_gateway",
             Self::Late => "deadline_unreachable",
