@@ -7,7 +7,7 @@ use enforcement::Tables;
 use pacing::io::{PacketObservers, qdisc};
 use quic::class::ClassMetrics;
 use relay::{RelayMetrics, usage::Usages};
-use role::{accept, access::AccessLog, ready::Readiness};
+use role::{accept, access::AccessLog, ready::Readiness, user_labels::UserLabels};
 use serving::{decisions::Decisions, live::Live, metrics::GatewayMetrics, spending::Spending};
 use uplink::UplinkResources;
 
@@ -19,8 +19,10 @@ pub struct Parts {
     pub doors: accept::AcceptCounters,
     /// Counters of the relay role.
     pub relay: Arc<RelayMetrics>,
-    /// The usage of each of its users, up to `users` of `[metrics]`.
+    /// The usage of each of its users.
     pub usages: Arc<Usages>,
+    /// The users with metrics of their own, in all roles: as many as `users` of `[metrics]` allows.
+    pub users: UserLabels,
     /// Counters of the gateway role.
     pub gateway: GatewayMetrics,
     /// The requests that the gateway role serves, whichever gateway of a configuration they began with.
@@ -46,14 +48,16 @@ pub struct Parts {
 impl Default for Parts {
     fn default() -> Self {
         let (ready, access) = (Arc::<Readiness>::default(), Arc::<AccessLog>::default());
+        let users = UserLabels::default();
         let uplinks = UplinkResources { ready: ready.clone(), ..UplinkResources::default() };
         Self {
             edge: EdgeResources { access: access.clone(), uplinks, ..EdgeResources::default() },
             ready,
             doors: accept::AcceptCounters::default(),
-            relay: Arc::default(),
-            usages: Arc::default(),
-            gateway: GatewayMetrics::default(),
+            relay: Arc::new(RelayMetrics::new(users.clone())),
+            usages: Arc::new(Usages::new(users.clone())),
+            gateway: GatewayMetrics::new(users.clone()),
+            users,
             requests: Arc::default(),
             decisions: Decisions::default(),
             spending: Arc::default(),

@@ -158,7 +158,7 @@ fn start(config: Config, file: Option<&Path>) -> Result<()> {
     let places = places.transpose()?;
     // Before any other thread starts, so that none keeps a right.
     let parts = Arc::<Parts>::default();
-    parts.usages.limit(config.metrics.users);
+    parts.users.limit(config.metrics.users);
     parts.kernel.in_force.probe();
     let mut enforcement = Enforcement::start(&config.kernel, parts.kernel.clone());
     confinement::confine(Process::Data)

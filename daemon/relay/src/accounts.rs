@@ -15,7 +15,7 @@ use prometheus_client::{
     registry::Registry,
 };
 use quic::clock::Clock;
-use role::{account::UserAccount, holder::Holder, limits::GaugePlace, month::Month};
+use role::{account::UserAccount, holder::Holder, limits::GaugePlace, month::Month, user_labels::UserLabels};
 
 /// How many accounts are kept before unused ones are removed.
 const KEPT: usize = 1024;
@@ -141,7 +141,7 @@ impl Accounts {
             account.map_or(0, |account| account.used_bytes.load(Relaxed))
         };
         let quotas = state.quotas.iter().filter_map(|(name, quota)| Some((name.clone(), quota.monthly_bytes?)));
-        let quotas: Vec<_> = quotas.map(|(name, monthly)| (name.clone(), [monthly, used_bytes(&name)])).collect();
+        let quotas = quotas.map(|(name, monthly)| (name.clone(), [monthly, used_bytes(&name)])).collect();
         drop(state);
         gauges.set(&quotas);
     }
@@ -185,16 +185,24 @@ impl State {
     }
 }
 
-/// The quotas of users in the metrics: only users with a configured quota.
+/// The quotas of users in the metrics: only users with a configured quota, up to a number of users ([`UserLabels`]). The quotas of all
+/// others are added up.
 #[derive(Clone, Debug, Default)]
 pub struct QuotaGauges {
+    labels: UserLabels,
     monthly_bytes: Family<[(&'static str, String); 1], Shown>,
     used_bytes: Family<[(&'static str, String); 1], Shown>,
-    /// The users that have gauges.
-    users: Arc<Mutex<HashSet<Arc<str>>>>,
+    /// The labels that have gauges.
+    shown: Arc<Mutex<HashSet<Arc<str>>>>,
 }
 
 impl QuotaGauges {
+    /// Returns the gauges of users with these labels; none is shown yet.
+    #[must_use]
+    pub fn new(labels: UserLabels) -> Self {
+        Self { labels, ..Self::default() }
+    }
+
     /// Registers both metrics.
     pub fn register(&self, registry: &mut Registry) {
         let help = "Bytes that a user may move in a month";
@@ -204,15 +212,20 @@ impl QuotaGauges {
     }
 
     /// Shows these quotas and their usage, and no others. A gauge that stays is never missing meanwhile.
-    fn set(&self, quotas: &[(Arc<str>, [u64; 2])]) {
-        let (mut users, families) = (self.users.lock(), [&self.monthly_bytes, &self.used_bytes]);
+    fn set(&self, quotas: &BTreeMap<Arc<str>, [u64; 2]>) {
+        let mut sums = BTreeMap::<Arc<str>, [u64; 2]>::new();
+        for (user, quota) in quotas {
+            let sum = sums.entry(self.labels.of(user)).or_default();
+            sum.iter_mut().zip(quota).for_each(|(sum, bytes)| *sum = sum.saturating_add(*bytes));
+        }
+        let (mut shown, families) = (self.shown.lock(), [&self.monthly_bytes, &self.used_bytes]);
         let labels = |user: &Arc<str>| [("user", user.to_string())];
-        let before = std::mem::replace(&mut *users, quotas.iter().map(|(user, _)| user.clone()).collect());
-        for user in before.difference(&users) {
+        let before = std::mem::replace(&mut *shown, sums.keys().cloned().collect());
+        for user in before.difference(&shown) {
             families.iter().for_each(|family| _ = family.remove(&labels(user)));
         }
-        for (user, quota) in quotas {
-            for (family, bytes) in families.iter().zip(quota) {
+        for (user, sum) in &sums {
+            for (family, bytes) in families.iter().zip(sum) {
                 family.get_or_create(&labels(user)).set(i64::try_from(*bytes).unwrap_or(i64::MAX));
             }
         }
@@ -322,6 +335,24 @@ mod tests {
         accounts.set_quotas(&BTreeMap::new());
         accounts.show(&gauges, now());
         assert!(shown().is_none());
+    }
+
+    #[test]
+    fn quotas_of_users_without_metrics_of_their_own_are_added_up() {
+        let (accounts, labels) = (Accounts::default(), UserLabels::default());
+        let gauges = QuotaGauges::new(labels.clone());
+        let quotas = |users: &[(&str, u64)]| {
+            let quota = |bytes| Quota { monthly_bytes: Some(bytes), ..Quota::default() };
+            users.iter().map(|(user, bytes)| ((*user).to_owned(), quota(*bytes))).collect()
+        };
+        let shown = |user: &str| gauges.monthly_bytes.get(&[("user", user.to_owned())]).map(|gauge| gauge.get());
+        labels.limit(1);
+        accounts.set_quotas(&quotas(&[("alice", 100), ("bob", 20), ("carol", 3)]));
+        accounts.show(&gauges, now());
+        assert_eq!(["alice", "other", "bob", "carol"].map(shown), [Some(100), Some(23), None, None]);
+        accounts.set_quotas(&quotas(&[("alice", 100)]));
+        accounts.show(&gauges, now());
+        assert_eq!(["alice", "other"].map(shown), [Some(100), None]);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use prometheus_client::{
     registry::Registry,
 };
 use quic::{datagrams::DatagramCounters, events::HandshakeCounters};
-use role::{labelled, traffic::UserTraffic};
+use role::{labelled, traffic::UserTraffic, user_labels::UserLabels};
 
 use super::{accounts::QuotaGauges, continuable::ContinuationCounters};
 use crate::{resolve::DnsCounters, udp_target::UplinkCounters};
@@ -66,6 +66,12 @@ pub struct RelayMetrics {
 }
 
 impl RelayMetrics {
+    /// Returns metrics that name users by these labels.
+    #[must_use]
+    pub fn new(labels: UserLabels) -> Self {
+        Self { quotas: QuotaGauges::new(labels), ..Self::default() }
+    }
+
     /// Registers all metrics.
     pub fn register(&self, registry: &mut Registry) {
         registry.register("connections", "Open connections of clients", self.connections.clone());

@@ -1,7 +1,4 @@
-//! The usage of each user in the metrics.
-//!
-//! The number of user names is bounded by the configuration, except for names in certificates that an authority vouches
-//! for. So only the first users, up to `users` of `[metrics]`, get metrics of their own; all others share "other".
+//! The usage of each user in the metrics, up to a number of users ([`UserLabels`]).
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -10,17 +7,19 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge},
     registry::Registry,
 };
-use role::traffic::{UserTraffic, Volume};
-
-/// The common name of all users without metrics of their own.
-pub const OTHER: &str = "other";
+use role::{
+    traffic::{UserTraffic, Volume},
+    user_labels::UserLabels,
+};
 
 type Labels<const N: usize> = [(&'static str, String); N];
 
 /// The usage of all users.
 #[derive(Debug, Default)]
 pub struct Usages {
-    known: Mutex<Known>,
+    labels: UserLabels,
+    /// By label.
+    known: Mutex<HashMap<Arc<str>, Arc<UserTraffic>>>,
     bytes: Family<Labels<2>, Counter>,
     packets: Family<Labels<2>, Counter>,
     tunnels: Family<Labels<1>, Gauge>,
@@ -28,14 +27,13 @@ pub struct Usages {
     refused: Family<Labels<1>, Counter>,
 }
 
-#[derive(Debug, Default)]
-struct Known {
-    limit: usize,
-    users: HashMap<Arc<str>, Arc<UserTraffic>>,
-    other: Option<Arc<UserTraffic>>,
-}
-
 impl Usages {
+    /// Returns the usage of users with these labels; none is known yet.
+    #[must_use]
+    pub fn new(labels: UserLabels) -> Self {
+        Self { labels, ..Self::default() }
+    }
+
     /// Registers all families.
     pub fn register(&self, registry: &mut Registry) {
         registry.register("user_bytes", "Bytes relayed, by user", self.bytes.clone());
@@ -45,24 +43,12 @@ impl Usages {
         registry.register("user_refused_requests", "Requests refused, by user", self.refused.clone());
     }
 
-    /// Sets how many users may have metrics of their own; users that already have them keep them.
-    pub fn limit(&self, users: u32) {
-        self.known.lock().limit = users as usize;
-    }
-
     /// Returns the usage of a user, or that of "other" if there is no room for another user.
     #[must_use]
     pub fn of(&self, user: &Arc<str>) -> Arc<UserTraffic> {
+        let label = self.labels.of(user);
         let mut known = self.known.lock();
-        if let Some(usage) = known.users.get(user) {
-            return usage.clone();
-        }
-        if known.users.len() >= known.limit {
-            return known.other.get_or_insert_with(|| self.open(OTHER)).clone();
-        }
-        let usage = self.open(user);
-        known.users.insert(user.clone(), usage.clone());
-        usage
+        known.entry(label).or_insert_with_key(|label| self.open(label)).clone()
     }
 
     fn open(&self, user: &str) -> Arc<UserTraffic> {
@@ -92,7 +78,7 @@ mod tests {
     fn so_many_users_have_metrics_of_their_own_and_the_rest_is_added_up() {
         let (usages, mut registry) = (Usages::default(), Registry::default());
         usages.register(&mut registry);
-        usages.limit(2);
+        usages.labels.limit(2);
         for round in 0..3 {
             for user in 0..1_000 {
                 usages.of(&format!("u{user}").into()).up.add(10, round);
@@ -115,7 +101,7 @@ mod tests {
     fn a_name_that_a_peer_chose_is_one_label_whatever_is_in_it() {
         let (usages, mut registry) = (Usages::default(), Registry::default());
         usages.register(&mut registry);
-        usages.limit(1);
+        usages.labels.limit(1);
         usages.of(&"a\"} 1\npaced_up{x=\"\\".into()).refused.inc();
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();

@@ -23,4 +23,5 @@ pub mod tcp;
 pub mod traffic;
 pub mod transport;
 pub mod tunnel;
+pub mod user_labels;
 pub mod verbosity;

@@ -1,6 +1,7 @@
 //! The metrics of a gateway.
 
 use std::{
+    collections::HashSet,
     sync::{Arc, atomic::AtomicI64},
     time::Duration,
 };
@@ -9,6 +10,7 @@ use ::engines::{
     health::Found,
     places::{Engines, PrefixAffinity},
 };
+use parking_lot::Mutex;
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{
@@ -19,7 +21,10 @@ use prometheus_client::{
     },
     registry::Registry,
 };
-use role::access::served::{Served, TokenUsage};
+use role::{
+    access::served::{Served, TokenUsage},
+    user_labels::UserLabels,
+};
 use sched::route::{ModelChoice, Reason};
 
 use self::{engines::ShownEngines, genai::GenAi, quotas::Quotas};
@@ -108,6 +113,9 @@ pub struct GatewayMetrics {
     waited: Family<OfModel, Histogram>,
     first_token: Family<OfModel, Histogram>,
     tokens: Family<Tokens, Counter>,
+    /// The label sets in this family.
+    known_tokens: Arc<Mutex<HashSet<Tokens>>>,
+    users: UserLabels,
     retries: Family<OfModel, Counter>,
     deadlines: Family<Deadlines, Counter>,
     predicted: Family<OfModel, Histogram>,
@@ -148,6 +156,8 @@ impl Default for GatewayMetrics {
             waited: Family::new_with_constructor(seconds),
             first_token: Family::new_with_constructor(seconds),
             tokens: Family::default(),
+            known_tokens: Arc::default(),
+            users: UserLabels::default(),
             retries: Family::default(),
             deadlines: Family::default(),
             predicted: Family::new_with_constructor(|| Histogram::new(RATIOS)),
@@ -167,6 +177,12 @@ impl Default for GatewayMetrics {
 }
 
 impl GatewayMetrics {
+    /// Returns metrics that name users by these labels.
+    #[must_use]
+    pub fn new(users: UserLabels) -> Self {
+        Self { quotas: Quotas::new(users.clone()), users, ..Self::default() }
+    }
+
     /// Registers the counters.
     pub fn register(&self, registry: &mut Registry) {
         registry.register("gateway_requests", "Requests for models that ended", self.ended.clone());
@@ -306,14 +322,26 @@ impl GatewayMetrics {
         self.first_token.get_or_create(&OfModel { model: model.clone() }).observe(seconds);
     }
 
-    /// Counts the tokens of a request, by model, user and class, by the best available count. The names of users come from the
-    /// configuration or from certificates.
+    /// Counts the tokens of a request, by model, user and class, by the best available count.
     pub fn used(&self, (model, user, class): (&Arc<str>, Option<&Arc<str>>, &str), usage: TokenUsage) {
-        let user = user.cloned().unwrap_or_default();
+        let user = user.map(|user| self.users.of(user)).unwrap_or_default();
+        let mut known = self.known_tokens.lock();
         for (kind, tokens) in [("input", usage.prompt_tokens), ("output", usage.completion_tokens)] {
             let labels = Tokens { model: model.clone(), kind, user: user.clone(), class: class.to_owned() };
             self.tokens.get_or_create(&labels).inc_by(tokens);
+            known.insert(labels);
         }
+    }
+
+    /// Removes the counters of classes whose names `exists` does not know, so that they do not accumulate over many policies.
+    pub fn retain(&self, exists: impl Fn(&str) -> bool) {
+        self.known_tokens.lock().retain(|labels| {
+            let is_kept = exists(&labels.class);
+            if !is_kept {
+                self.tokens.remove(labels);
+            }
+            is_kept
+        });
     }
 
     /// Counts a request that another engine received.
@@ -325,5 +353,66 @@ impl GatewayMetrics {
 impl Drop for InFlight {
     fn drop(&mut self) {
         self.0.dec();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::encoding::text::encode;
+
+    use super::*;
+
+    fn text(metrics: &GatewayMetrics) -> String {
+        let (mut registry, mut text) = (Registry::default(), String::new());
+        metrics.register(&mut registry);
+        encode(&mut text, &registry).unwrap();
+        text
+    }
+
+    const USAGE: TokenUsage = TokenUsage { prompt_tokens: 5, completion_tokens: 11 };
+
+    #[test]
+    fn so_many_users_have_tokens_and_quotas_of_their_own_and_the_rest_is_added_up() {
+        for (limit, own) in [(1, 1), (0, 0)] {
+            let labels = UserLabels::default();
+            labels.limit(limit);
+            let metrics = GatewayMetrics::new(labels);
+            let users = ["u0", "u1", "u2"].map(Arc::<str>::from);
+            for user in &users {
+                metrics.used((&"large".into(), Some(user), "plain"), USAGE);
+            }
+            metrics.used((&"large".into(), None, "plain"), USAGE);
+            let quotas = users.into_iter().zip([10, 20, 30]).collect();
+            metrics.show(ShownGateway { quotas, ..ShownGateway::default() });
+            let (text, rest) = (text(&metrics), 3 - own);
+            let tokens = |user: &str, tokens: usize| {
+                format!(
+                    "gateway_tokens_total{{model=\"large\",kind=\"input\",user=\"{user}\",class=\"plain\"}} {tokens}\n"
+                )
+            };
+            let quota = if own == 0 { 60 } else { 50 };
+            for line in [
+                tokens("other", 5 * rest),
+                tokens("", 5),
+                format!("gateway_user_quota_tokens{{user=\"other\"}} {quota}\n"),
+                "gateway_user_quota_used_tokens{user=\"other\"} 0\n".to_owned(),
+            ] {
+                assert!(text.contains(&line), "{line}{text}");
+            }
+            assert_eq!(text.contains(&tokens("u0", 5)), own == 1, "{text}");
+            assert_eq!(text.contains("gateway_user_quota_tokens{user=\"u0\"} 10\n"), own == 1, "{text}");
+            assert!(!["u1", "u2"].iter().any(|user| text.contains(user)), "{text}");
+        }
+    }
+
+    #[test]
+    fn tokens_of_classes_that_no_policy_names_any_more_are_dropped() {
+        let metrics = GatewayMetrics::default();
+        for class in ["kept", "gone"] {
+            metrics.used((&"large".into(), None, class), USAGE);
+        }
+        metrics.retain(|class| class == "kept");
+        let text = text(&metrics);
+        assert!(text.contains("class=\"kept\"") && !text.contains("class=\"gone\""), "{text}");
     }
 }

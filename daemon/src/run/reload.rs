@@ -200,7 +200,7 @@ impl Daemon {
         let ReadFiles { seen, certificates, identities } = files;
         self.log.set_level(log.level);
         self.parts.access.set(log);
-        self.parts.usages.limit(metrics.users);
+        self.parts.users.limit(metrics.users);
         self.parts.kernel.limit(kernel);
         self.edge.serve(entrances, &self.entrance_classes);
         if let (Some(role), Some(settings)) = (&mut self.relay, relay) {

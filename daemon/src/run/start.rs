@@ -143,7 +143,9 @@ impl Daemon {
                     relay.replace_classes(classes);
                 }
                 entrance_classes.follow(policy);
-                parts.classes.retain(|class| policy.id_of(class).is_some());
+                let exists = |class: &str| policy.id_of(class).is_some();
+                parts.classes.retain(exists);
+                parts.gateway.retain(exists);
                 parts.packets.departures.follow(&policy.names());
             }),
         }
