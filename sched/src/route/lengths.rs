@@ -41,7 +41,8 @@ enum End {
 /// estimate (Kaplan, Meier: "Nonparametric estimation from incomplete observations", JASA 53, 1958). A mean of complete answers would be
 /// too small whenever load has just begun to rise, because short answers end first.
 ///
-/// **Invariant:** the mean is finite and at least 0, and the number of lengths is at most [`MOST`].
+/// **Invariant:** the mean is finite and at least 0, and at most twice the longest length; while it depends on an assumed mean, at most the
+/// sum of both if that is more. The number of lengths is at most [`MOST`].
 #[derive(Debug, Default)]
 struct Mean {
     /// In the order in which the answers began.
@@ -133,10 +134,12 @@ impl Mean {
             before = length;
         }
         // If the longest answers are open, the tokens that they still get are estimated by how often answers ended in the upper half of the
-        // lengths. While few have ended, the assumed mean counts as well.
+        // lengths. While few have ended, the assumed mean counts as well. If hardly any ended there, this estimate would grow with the number
+        // of open and cut answers, beyond anything that was seen: an answer is expected to go on for no longer than the longest has lasted.
         let weight = self.assumed_weight();
         let assumed_rest = (assumed - longest).max(assumed / 2.0);
-        let rest = (tokens_late + weight * assumed_rest) / (ended_late + weight).max(1.0);
+        let most_rest = if weight > 0.0 { longest.max(assumed) } else { longest };
+        let rest = ((tokens_late + weight * assumed_rest) / (ended_late + weight).max(1.0)).min(most_rest);
         let mean = if longer > 0.0 { longer.mul_add(rest, mean) } else { mean };
         let complete = self.complete as f64;
         (mean * complete + assumed * weight) / (complete + weight)
@@ -375,6 +378,25 @@ mod tests {
     }
 
     #[test]
+    fn many_answers_of_which_none_ends_are_expected_to_become_twice_as_long_at_most() {
+        for (tokens, is_cut) in [(1_000.0, true), (1_000.0, false), (4_000.0, false)] {
+            let mut lengths = AnswerLengths::default();
+            complete(&mut lengths, 0, 0, &[100.0; 200]);
+            for _ in 0..50 {
+                let answer = lengths.begin(0, 0);
+                lengths.grow(&answer, tokens);
+                if is_cut {
+                    lengths.cut(&answer);
+                }
+            }
+            // Of 250 answers, 200 ended at 100 tokens.
+            let mean = (200.0 * 100.0 + 50.0 * 2.0 * tokens) / 250.0;
+            assert!((lengths.mean(1.0) - mean).abs() < 1.0, "{} and {mean}", lengths.mean(1.0));
+            assert_eq!(lengths.expect(0, 0, 1.0), mean as u32);
+        }
+    }
+
+    #[test]
     fn a_mean_of_many_follows_a_change() {
         let mut lengths = AnswerLengths::default();
         complete(&mut lengths, 0, 0, &[300.0; 2_000]);
@@ -439,7 +461,7 @@ mod tests {
                     _ => lengths.cut(&answer),
                 }
                 let mean = lengths.mean(assumed);
-                prop_assert!((1.0..=1e10).contains(&mean), "{}", mean);
+                prop_assert!((1.0..=2e6).contains(&mean), "{}", mean);
                 let expected = lengths.expect(class, max_tokens, assumed);
                 prop_assert!(expected >= 1 && (max_tokens == 0 || expected <= max_tokens));
             }
