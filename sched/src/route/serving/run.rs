@@ -170,9 +170,14 @@ impl<'a, D: Decide> Run<'a, D> {
     /// Fills in the admitted requests as a gateway sees them: it knows the number of tokens so far, but not the final
     /// number.
     fn look_at_admitted(&mut self, now_s: f64) {
+        for at in 0..self.groups.len() {
+            // Once for each GPU.
+            if self.groups.get(at).and_then(|group| group.first()) == Some(&at) {
+                self.advance(at, now_s);
+            }
+        }
         self.admitted.clear();
-        for (at, fluid) in self.fluids.iter_mut().enumerate() {
-            fluid.advance(now_s);
+        for (at, fluid) in self.fluids.iter().enumerate() {
             for (number, left) in fluid.sequences() {
                 let (Some(arrival), Some(flight)) = (self.arrivals.get(number), self.flights.get(number)) else {
                     continue;

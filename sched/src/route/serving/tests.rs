@@ -115,6 +115,40 @@ fn costs_are_learned_from_what_engines_do() {
 }
 
 #[test]
+fn a_policy_that_looks_at_admitted_requests_learns_the_same_as_one_that_does_not() {
+    /// Sends requests to the engines of a GPU in turn. Notes what is known of the engines, and of answers, at the last request.
+    struct InTurn {
+        looks: bool,
+        next: usize,
+        known: (u32, Vec<Curve>),
+    }
+    impl Decide for InTurn {
+        fn decide(&mut self, request: &RoutedRequest, state: &State<'_>, now_ns: u64) -> Option<ModelChoice> {
+            self.next += 1;
+            self.known = (request.expected_tokens, state.replicas.iter().map(|replica| replica.curve).collect());
+            To(self.next % state.replicas.len()).decide(request, state, now_ns)
+        }
+
+        fn looks_at_admitted(&self) -> bool {
+            self.looks
+        }
+    }
+    let mut setup = Setup { knowledge: Knowledge::Learned, ..Setup::paper() };
+    setup.engines.truncate(3);
+    let mut arrivals = Workload::bursts(0.25, 4.0, 300).arrivals(&setup, 4);
+    // The last request comes when all others have ended.
+    arrivals.last_mut().unwrap().arrived_ns += 3_600_000_000_000;
+    let known = |looks| {
+        let mut decide = InTurn { looks, next: 0, known: (0, Vec::new()) };
+        run(&setup, &arrivals, &mut decide);
+        decide.known
+    };
+    let (blind, looking) = (known(false), known(true));
+    assert!(blind.1.iter().all(|curve| curve.samples().0 > 100), "{blind:?}");
+    assert_eq!(looking, blind);
+}
+
+#[test]
 fn knowing_the_way_back_is_worth_something() {
     let setup = Setup { network: Some(Network::default()), ..Setup::paper() };
     struct Blind(Router);
