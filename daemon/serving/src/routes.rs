@@ -36,6 +36,10 @@ const FIRST_TOKENS: f64 = 200.0;
 /// The assumed bytes of a body per token of its prompt, before an engine has billed a prompt.
 const FIRST_BYTES_PER_TOKEN: f64 = 4.0;
 
+/// The least and the most bytes per token that one answer can teach. A body may consist of spaces, or of a picture, and expectations about
+/// all other prompts depend on the average.
+const SOUND_BYTES_PER_TOKEN: (f64, f64) = (1.0, 16.0);
+
 /// The bytes of a token on the path: about an event of a chat with its frame.
 const BYTES_PER_TOKEN: u32 = 220;
 
@@ -138,8 +142,9 @@ impl Routes {
         if let Some((answer_tokens, bytes_per_token)) =
             averages.filter(|(tokens, bytes)| *tokens >= 1.0 && *bytes >= 0.5)
         {
-            let (answer_tokens, bytes_per_token) = (answer_tokens.min(1e6), bytes_per_token.min(1e3));
-            (known.assumed_tokens, known.bytes_per_token, known.has_lengths) = (answer_tokens, bytes_per_token, true);
+            let (least, most) = SOUND_BYTES_PER_TOKEN;
+            (known.assumed_tokens, known.has_lengths) = (answer_tokens.min(1e6), true);
+            known.bytes_per_token = bytes_per_token.clamp(least, most);
         }
         let Known { replicas, first, .. } = &mut *known;
         for (at, replica) in replicas.iter_mut().enumerate() {

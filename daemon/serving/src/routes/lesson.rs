@@ -8,7 +8,7 @@ use role::access::served::TokenUsage;
 use sched::route::{OpenAnswer, State, WINDOW_TOKENS, unread_tokens};
 
 use super::{
-    Known, Route, Routes,
+    Known, Route, Routes, SOUND_BYTES_PER_TOKEN,
     flights::{Flight, Flights},
 };
 
@@ -188,8 +188,9 @@ impl Lesson<'_> {
             *per_event = Some(average(per_event.unwrap_or(ratio), ratio).clamp(0.1, 1_000.0));
         }
         if let Some(usage) = usage.filter(|usage| usage.prompt_tokens > 0) {
-            let ratio = body_bytes as f64 / usage.prompt_tokens as f64;
-            known.bytes_per_token = average(known.bytes_per_token, ratio).clamp(0.5, 1_000.0);
+            let (least, most) = SOUND_BYTES_PER_TOKEN;
+            let ratio = (body_bytes as f64 / usage.prompt_tokens as f64).clamp(least, most);
+            known.bytes_per_token = average(known.bytes_per_token, ratio);
         }
         let prompt_tokens = usage.map_or(self.prompt_tokens, |usage| usage.prompt_tokens as u32);
         let Some(first_ns) = self.first_ns else { return };

@@ -49,6 +49,22 @@ fn answers_that_have_not_ended_count_as_long_as_they_are() {
 }
 
 #[test]
+fn one_body_of_spaces_or_of_few_letters_hardly_changes_what_prompts_are_expected_to_have() {
+    for (prompt_tokens, body_bytes, prompt) in [(8, 4 << 20, 86), (1 << 20, 100, 103)] {
+        let (routes, engines) = routes(8);
+        let route = || routes.route(named(&[0]), &wanted(None), ClientPath::default()).unwrap();
+        assert_eq!(route().prompt_tokens(), 100);
+        let place = take(&engines[0]);
+        let usage = TokenUsage { prompt_tokens, completion_tokens: 20 };
+        routes.begin(&route(), place.replica).learn(Some(usage), None, body_bytes);
+        assert_eq!(route().prompt_tokens(), prompt, "{:?}", routes.learned().0);
+    }
+    let (routes, _) = routes(8);
+    routes.recall(Some((50.0, 900.0)), |_, _| None);
+    assert_eq!(routes.learned().0, Some((50.0, 16.0)));
+}
+
+#[test]
 fn knowledge_is_recalled_and_nonsense_is_not() {
     let (first, _) = routes(8);
     let curve = Curve::new(Cost { gpu_ns: 3e7, ..Cost::default() });
