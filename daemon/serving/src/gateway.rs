@@ -323,7 +323,7 @@ impl Gateway {
         exchange.set_terms(&terms);
         (served.class, served.asked) = (terms.class.policy().name.clone(), excerpt(&fields.model).to_owned());
         let began = Instant::now();
-        let wanted = Wanted::of(head, terms.deadline_ns, &fields, body.bytes.len())?;
+        let wanted = Wanted::of(head, terms.deadline_ns, (operation, &fields), body.bytes.len())?;
         let (mut models, alias) = self.named(&fields.model)?;
         served.has_deadline = wanted.is_limited();
         if let Some(tenant) = &tenant {

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use bytes::Bytes;
-use serde::Deserialize;
+use serde::{Deserialize, de::IgnoredAny};
 use serde_json::value::RawValue;
 
 pub use self::{error::OpenAiError, renamed::RenamedBody, usage_option::UsageOption};
@@ -145,9 +145,13 @@ pub struct RoutingFields {
     pub service_tier: Option<String>,
     /// Whether it asks for a stream of events.
     pub is_streamed: bool,
-    /// The maximum of tokens in the answer, if the client sets one. Engines round a fraction and take a negative number for no maximum, and
-    /// so does this.
+    /// The maximum of tokens in each answer, if the client sets one: the larger one of `max_completion_tokens` and `max_tokens`, because an
+    /// engine may know only one of them. Engines round a fraction and take a negative number for no maximum, and so does this.
     pub max_tokens: Option<u32>,
+    /// How many answers the client wants to a prompt, at least 1.
+    choices: u32,
+    /// How many prompts `prompt` has, at least 1.
+    prompts: u32,
 }
 
 /// The keys that are read of a body.
@@ -167,6 +171,10 @@ struct Body<'a> {
     max_tokens: Option<f64>,
     #[serde(default)]
     max_completion_tokens: Option<f64>,
+    #[serde(borrow, default)]
+    n: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    best_of: Option<&'a RawValue>,
 }
 
 impl RoutingFields {
@@ -190,8 +198,21 @@ impl RoutingFields {
             prompt_at: prompt.and_then(|prompt| place(prompt.get(), text)).unwrap_or_default(),
             service_tier: read.service_tier,
             is_streamed: read.stream.is_some_and(|stream| stream.get() == "true"),
-            max_tokens: read.max_completion_tokens.or(read.max_tokens).and_then(tokens_limit),
+            max_tokens: larger([read.max_completion_tokens, read.max_tokens]),
+            choices: choices(read.n).max(choices(read.best_of)),
+            prompts: read.prompt.map_or(1, |prompt| prompts(prompt.get())),
         })
+    }
+
+    /// Returns how many answers an engine makes for it: none for embeddings, and else `n` or `best_of`, whichever is more, for each prompt of a
+    /// completion. An engine may make fewer, or refuse.
+    #[must_use]
+    pub const fn answers(&self, operation: Operation) -> u32 {
+        match operation {
+            Operation::Embeddings => 0,
+            Operation::Completions => self.choices.saturating_mul(self.prompts),
+            _ => self.choices,
+        }
     }
 
     /// Returns the messages or the prompt as they occur in `body`, from which this was read; empty if there are none.
@@ -226,10 +247,31 @@ fn place(raw: &str, text: &str) -> Option<Range<usize>> {
     Some(start..start + raw.len())
 }
 
-/// Returns the limit of tokens that a number of a body stands for.
-fn tokens_limit(number: f64) -> Option<u32> {
+/// Returns the whole number that a number of a body stands for; `None` below 0.
+fn whole(number: f64) -> Option<u32> {
     // A number above `u32::MAX` becomes `u32::MAX`.
     (number >= 0.0).then(|| number.round() as u32)
+}
+
+/// Returns the larger one of the given limits; `None` if there is none, or if one of them is a number for no limit.
+fn larger(limits: [Option<f64>; 2]) -> Option<u32> {
+    limits.into_iter().flatten().map(whole).reduce(|one, other| Some(one?.max(other?))).flatten()
+}
+
+/// Returns how many answers `n` or `best_of` asks for, at least 1. The engine judges what is no number.
+fn choices(number: Option<&RawValue>) -> u32 {
+    number.and_then(|number| number.get().parse().ok()).and_then(whole).unwrap_or(1).max(1)
+}
+
+/// Returns how many prompts there are in a JSON value of `prompt`, at least 1: it is a text, the tokens of one, or a list of either.
+fn prompts(json: &str) -> u32 {
+    let first = json.strip_prefix('[').and_then(|list| list.trim_start().bytes().next());
+    if !matches!(first, Some(b'"' | b'[')) {
+        return 1;
+    }
+    // Such a vector takes no memory.
+    let count = serde_json::from_str::<Vec<IgnoredAny>>(json).map_or(1, |all| all.len());
+    u32::try_from(count).unwrap_or(u32::MAX)
 }
 
 /// Whether an engine's status is about the gateway's own credentials (RFC 9110 §15.5.2, §15.5.8), so that it means nothing to a client. An edge
@@ -299,16 +341,41 @@ mod tests {
     }
 
     #[test]
-    fn both_names_of_the_tokens_limit_count_and_the_newer_one_wins() {
+    fn both_names_of_the_tokens_limit_count_and_the_larger_one_wins() {
         let limit =
             |keys: &str| RoutingFields::read(format!(r#"{{"model":"m"{keys}}}"#).as_bytes()).unwrap().max_tokens;
         assert_eq!(limit(""), None);
         assert_eq!(limit(r#","max_tokens":7"#), Some(7));
         assert_eq!(limit(r#","max_completion_tokens":9,"max_tokens":7"#), Some(9));
+        assert_eq!(limit(r#","max_completion_tokens":7,"max_tokens":9"#), Some(9));
+        assert_eq!(limit(r#","max_completion_tokens":7,"max_tokens":-1"#), None);
         assert_eq!(limit(r#","max_tokens":null,"stream":null"#), None);
         assert_eq!(limit(r#","max_completion_tokens":-1,"max_tokens":7"#), None, "llama.cpp's number for no limit");
         assert_eq!([limit(r#","max_tokens":50.0"#), limit(r#","max_tokens":2.6"#)], [Some(50), Some(3)]);
         assert_eq!(limit(r#","max_tokens":99999999999"#), Some(u32::MAX));
+    }
+
+    #[test]
+    fn a_request_wants_as_many_answers_as_it_says_for_each_of_its_prompts_and_embeddings_have_none() {
+        for (keys, chat, completions) in [
+            ("", 1, 1),
+            (r#","n":64"#, 64, 64),
+            (r#","n":2,"best_of":5.0"#, 5, 5),
+            (r#","n":5,"best_of":null"#, 5, 5),
+            (r#","n":0,"best_of":-3"#, 1, 1),
+            (r#","n":"3","best_of":[4]"#, 1, 1),
+            (r#","n":1e99"#, u32::MAX, u32::MAX),
+            (r#","n":3,"prompt": [ "a", "b]\"," ]"#, 3, 6),
+            (r#","n":3,"prompt":[[1,2],[3],[4]]"#, 3, 9),
+            (r#","n":3,"prompt":[1,2,3]"#, 3, 3),
+            (r#","n":3,"prompt":"[" "#, 3, 3),
+            (r#","n":3,"prompt":[]"#, 3, 3),
+            (r#","n":1e9,"prompt":["a","b","c","d","e"]"#, 1_000_000_000, u32::MAX),
+        ] {
+            let fields = RoutingFields::read(format!(r#"{{"model":"m"{keys}}}"#).as_bytes()).unwrap();
+            let answers = [Operation::ChatCompletions, Operation::Completions, Operation::Embeddings];
+            assert_eq!(answers.map(|operation| fields.answers(operation)), [chat, completions, 0], "{keys}");
+        }
     }
 
     #[test]

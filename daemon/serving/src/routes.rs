@@ -178,14 +178,14 @@ impl Routes {
         (averages, known.replicas.iter().map(|replica| replica.curve).collect())
     }
 
-    /// Returns how many tokens a request is expected to use, prompt and answer.
+    /// Returns how many tokens a request is expected to use, prompt and all answers.
     #[must_use]
     pub fn expected_tokens(&self, wanted: &Wanted, class: &str) -> u64 {
         let mut known = self.state.lock();
         let class = known.class(class);
         let (prompt, answer) = known.expect(wanted, class);
         drop(known);
-        u64::from(prompt) + u64::from(answer)
+        u64::from(prompt) + wanted.in_all(answer)
     }
 
     /// Decides which model answers a request; the answer reaches the client over `path`. `None` if every model that may answer has only
@@ -226,6 +226,8 @@ impl Routes {
             by,
             decision,
             request,
+            all_tokens: wanted.in_all(expected_tokens),
+            answers: wanted.answers,
             path,
             at_ns: now_ns,
             cached: cached.clone(),
@@ -364,9 +366,12 @@ impl Known {
         share_groups(&mut self.replicas);
     }
 
-    /// Returns the estimated tokens of a request's prompt, and of its answer.
+    /// Returns the estimated tokens of a request's prompt, and of each of its answers; 0 if it has none.
     fn expect(&mut self, wanted: &Wanted, class: usize) -> (u32, u32) {
         let prompt = (wanted.body_bytes as f64 / self.bytes_per_token) as u32;
+        if wanted.answers == 0 {
+            return (prompt, 0);
+        }
         // A limit of 0 tokens is as good as 1.
         let most = wanted.max_tokens.map_or(0, |most| most.max(1));
         (prompt, self.lengths.expect(class, most, self.assumed_tokens))

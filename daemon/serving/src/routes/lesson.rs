@@ -31,16 +31,19 @@ pub struct Lesson<'a> {
     compared_bytes: usize,
     /// The hash of the request's user.
     user: u64,
-    /// Its place among the lengths of answers.
-    answer: OpenAnswer,
+    /// How many answers the request wants.
+    answers: u32,
+    /// Their place among the lengths of answers, by the mean of all; `None` for embeddings, which have no answer.
+    answer: Option<OpenAnswer>,
     /// The requests at its engine, and its own index there.
     flights: Arc<Mutex<Flights>>,
     flight: usize,
     began_ns: u64,
     /// Whether the engine had no other request, ours or of others, when the request began.
     is_alone: bool,
-    /// Whether the client took tokens more slowly than the engine made them.
-    is_held_up: bool,
+    /// Whether the times of events do not show how long the engine's steps are: the client took tokens more slowly than the engine made them,
+    /// or a step adds tokens to several answers.
+    is_untimed: bool,
     first_ns: Option<u64>,
     last_ns: u64,
     events: u64,
@@ -70,7 +73,7 @@ impl Routes {
             in_flight <= 1 && others == Reported::default()
         });
         let at = known.first.get(route.model).map_or(usize::MAX, |first| first.saturating_add(replica));
-        let answer = known.lengths.begin(route.class, route.request.max_tokens);
+        let answer = (route.answers > 0).then(|| known.lengths.begin(route.class, route.request.max_tokens));
         let Known { aliases, replicas, .. } = &mut *known;
         if let Some(chooser) = route.by.and_then(|by| aliases.get_mut(by.alias)) {
             let state = State { replicas, admitted: &[], cached: &route.cached, path: route.path };
@@ -92,12 +95,13 @@ impl Routes {
             cached_tokens,
             compared_bytes: route.compared_bytes.get(at).copied().unwrap_or_default(),
             user: route.user,
+            answers: route.answers,
             answer,
             flights,
             flight,
             began_ns: now_ns,
             is_alone,
-            is_held_up: false,
+            is_untimed: route.answers > 1,
             first_ns: None,
             last_ns: now_ns,
             events: 0,
@@ -111,8 +115,12 @@ impl Lesson<'_> {
     pub fn token(&mut self) {
         let now_ns = (self.routes.now_ns)();
         (self.last_ns, self.events) = (now_ns, self.events + 1);
-        self.flights.lock().token(self.flight);
-        if self.is_held_up {
+        // A step adds a token to each answer.
+        let answers = u64::from(self.answers.max(1));
+        if self.events % answers == 1 % answers {
+            self.flights.lock().token(self.flight);
+        }
+        if self.is_untimed {
             return;
         }
         if self.first_ns.is_none() {
@@ -139,7 +147,9 @@ impl Lesson<'_> {
         // The last request may have come long ago.
         known.look(&self.routes.engines, now_ns);
         let per_event = known.tokens_per_event(self.model, self.replica);
-        known.lengths.grow(&self.answer, self.events as f64 * per_event);
+        if let Some(answer) = &self.answer {
+            known.lengths.grow(answer, self.events as f64 * per_event);
+        }
         let tokens = events as f64 * per_event;
         let Some(replica) = known.replica(self.model, self.replica) else { return };
         let step_ns = now_ns.saturating_sub(began_ns) as f64 / tokens;
@@ -152,7 +162,7 @@ impl Lesson<'_> {
 
     /// Notes that the engine had to wait for the client, so that the times of tokens no longer show how fast the engine is.
     pub const fn held_up(&mut self) {
-        self.is_held_up = true;
+        self.is_untimed = true;
     }
 
     /// Returns how many events with tokens have passed.
@@ -161,11 +171,12 @@ impl Lesson<'_> {
         self.events
     }
 
-    /// Learns from a complete answer. Most clients do not ask for `usage` in streams, so the number of events with content also teaches the
-    /// lengths of answers. Only `usage` teaches the bytes of a prompt's token. The engine's own counts of tokens and of cached tokens of
-    /// the prompt take precedence over the count of events and over the expected number of cached tokens. Later expectations are trusted as
-    /// far as these counts confirm this expectation. If an engine that reports cached tokens leaves the count out, the count is 0. Only the
-    /// uncached tokens of the prompt cost the engine time.
+    /// Learns from a complete answer, or from all answers to a request. Most clients do not ask for `usage` in streams, so the number of
+    /// events with content also teaches the lengths of answers: several answers count as one of their mean length, and embeddings do not
+    /// count. Only `usage` teaches the bytes of a prompt's token. The engine's own counts of tokens and of cached tokens of the prompt take
+    /// precedence over the count of events and over the expected number of cached tokens. Later expectations are trusted as far as these
+    /// counts confirm this expectation. If an engine that reports cached tokens leaves the count out, the count is 0. Only the uncached
+    /// tokens of the prompt cost the engine time.
     pub fn learn(&mut self, usage: Option<TokenUsage>, cached_tokens: Option<u64>, body_bytes: usize) {
         let cached_tokens = self.routes.engines.get(self.model).zip(usage).map_or(cached_tokens, |(engines, usage)| {
             // By this request's own bytes per token: the mean of all requests may be far off.
@@ -176,9 +187,9 @@ impl Lesson<'_> {
         let tokens = usage.map_or(self.events, |usage| usage.completion_tokens);
         let average = |before: f64, now: f64| before + NEWEST * (now - before);
         let mut known = self.routes.state.lock();
-        if usage.is_some() || tokens > 0 {
+        if let Some(answer) = self.answer.filter(|_| usage.is_some() || tokens > 0) {
             known.has_lengths = true;
-            known.lengths.end(&self.answer, tokens as f64);
+            known.lengths.end(&answer, tokens as f64 / f64::from(self.answers));
         }
         let at = known.at(self.model, self.replica);
         if let Some(usage) = usage.filter(|usage| usage.completion_tokens > 0 && self.events > 0)
@@ -201,7 +212,7 @@ impl Lesson<'_> {
         }
         drop(known);
         // An answer that is too short for a window is a sample as a whole.
-        if self.window.events > 0 && self.events <= WINDOW && !self.is_held_up {
+        if self.window.events > 0 && self.events <= WINDOW && !self.is_untimed {
             self.learn_window(self.last_ns);
         }
     }
@@ -210,6 +221,8 @@ impl Lesson<'_> {
 impl Drop for Lesson<'_> {
     fn drop(&mut self) {
         self.flights.lock().end(self.flight);
-        self.routes.state.lock().lengths.cut(&self.answer);
+        if let Some(answer) = &self.answer {
+            self.routes.state.lock().lengths.cut(answer);
+        }
     }
 }

@@ -5,13 +5,16 @@ use std::time::Duration;
 use masque::h3::RequestHead;
 use sched::route::{ClientPath, Slo};
 
-use crate::openai::{OpenAiError, RoutingFields};
+use crate::openai::{OpenAiError, Operation, RoutingFields};
 
 const NS_PER_MS: u64 = 1_000_000;
 
 /// The maximum of `max_tokens` that expectations use. A few requests that allow more and use little would distort the expectations for
 /// their class.
 const MOST_EXPECTED: u32 = 1 << 17;
+
+/// The most tokens that all answers to a request are expected to have together: the most that an engine can bill for them.
+const MOST_IN_ALL: u64 = 1 << 20;
 
 /// The fields in which a client limits the time for the whole answer, for its first token, and for each further one.
 const LIMITS: [&str; 3] = ["x-paced-budget-ms", "x-slo-ttft-ms", "x-slo-tpot-ms"];
@@ -47,7 +50,10 @@ pub(crate) fn read(head: &RequestHead) -> Result<[Option<u64>; 3], OpenAiError> 
 pub struct Wanted {
     pub(super) slo: Slo,
     pub(super) body_bytes: usize,
+    /// The maximum of tokens in each answer.
     pub(super) max_tokens: Option<u32>,
+    /// How many answers it asks for; 0 for embeddings.
+    pub(super) answers: u32,
 }
 
 /// The times of a complete answer, counted from the completion of its request.
@@ -63,14 +69,15 @@ pub struct AnswerTiming {
 
 impl Wanted {
     /// Reads the deadline of a request: `x-slo-ttft-ms`, `x-slo-tpot-ms` and `x-paced-budget-ms`, the time for the whole
-    /// answer. Without its own budget, the request has that of its class, if any.
+    /// answer. Without its own budget, the request has that of its class, if any. The operation and the fields of the body say how many
+    /// answers it asks for.
     ///
     /// # Errors
     /// A limit is not a whole number of milliseconds.
     pub fn of(
         head: &RequestHead,
         class_ns: Option<u64>,
-        fields: &RoutingFields,
+        (operation, fields): (Operation, &RoutingFields),
         body_bytes: usize,
     ) -> Result<Self, OpenAiError> {
         // However large, it is a limit.
@@ -81,7 +88,13 @@ impl Wanted {
             per_token_ns: per_token_ns.unwrap_or(Slo::NONE),
             budget_ns: budget_ns.or(class_ns).unwrap_or(Slo::NONE),
         };
-        Ok(Self { slo, body_bytes, max_tokens: fields.max_tokens.map(|tokens| tokens.min(MOST_EXPECTED)) })
+        let max_tokens = fields.max_tokens.map(|tokens| tokens.min(MOST_EXPECTED));
+        Ok(Self { slo, body_bytes, max_tokens, answers: fields.answers(operation) })
+    }
+
+    /// Returns how many tokens all answers have together if each has `tokens`.
+    pub(super) fn in_all(&self, tokens: u32) -> u64 {
+        (u64::from(tokens) * u64::from(self.answers)).min(MOST_IN_ALL)
     }
 
     /// Returns the limits that remain when this time has passed since the completion of the request.
@@ -143,7 +156,7 @@ mod tests {
                 first_token: first_ms.map(Duration::from_millis),
                 tokens,
             };
-            Wanted { slo, body_bytes: 0, max_tokens: None }.is_met(&timing)
+            Wanted { slo, body_bytes: 0, max_tokens: None, answers: 1 }.is_met(&timing)
         };
         assert_eq!(is_met(none, 5_000, Some(100), 11), None);
         let [first, step, whole] = [
@@ -161,7 +174,8 @@ mod tests {
 
     #[test]
     fn time_that_has_passed_leaves_less_for_the_first_token_and_for_the_whole_answer() {
-        let left = |slo, ms| Wanted { slo, body_bytes: 0, max_tokens: None }.after(Duration::from_millis(ms)).slo;
+        let wanted = |slo| Wanted { slo, body_bytes: 0, max_tokens: None, answers: 1 };
+        let left = |slo, ms| wanted(slo).after(Duration::from_millis(ms)).slo;
         let ms = |ms| ms * NS_PER_MS;
         let slo = Slo { first_token_ns: ms(100), per_token_ns: ms(10), budget_ns: ms(200) };
         assert_eq!(left(slo, 30), Slo { first_token_ns: ms(70), per_token_ns: ms(10), budget_ns: ms(170) });
@@ -175,7 +189,7 @@ mod tests {
         let head = RequestHead { method: "POST".into(), scheme, authority, path, protocol, fields: Vec::new() };
         let most = |body: &str| {
             let fields = RoutingFields::read(body.as_bytes()).unwrap();
-            Wanted::of(&head, None, &fields, 0).unwrap().max_tokens
+            Wanted::of(&head, None, (Operation::ChatCompletions, &fields), 0).unwrap().max_tokens
         };
         assert_eq!(most(r#"{"model":"m","max_tokens":4000000000}"#), Some(MOST_EXPECTED));
         assert_eq!((most(r#"{"model":"m","max_tokens":4000}"#), most(r#"{"model":"m"}"#)), (Some(4_000), None));

@@ -36,6 +36,9 @@ pub struct Route {
     pub decision: Option<Box<Decision>>,
     /// The request, the path back, and the time of the decision.
     pub(super) request: RoutedRequest,
+    /// How many tokens all its answers are expected to have together, and how many answers it wants.
+    pub(super) all_tokens: u64,
+    pub(super) answers: u32,
     pub(super) path: ClientPath,
     pub(super) at_ns: u64,
     /// How many tokens of its prompt each engine of all models probably has in its cache; empty if no engine has had
@@ -81,13 +84,14 @@ impl Route {
         self.request.prompt_tokens
     }
 
-    /// Returns how many tokens the request is expected to use, prompt and answer.
+    /// Returns how many tokens the request is expected to use, prompt and all answers.
     #[must_use]
     pub const fn tokens(&self) -> u64 {
-        self.request.prompt_tokens as u64 + self.request.expected_tokens as u64
+        self.request.prompt_tokens as u64 + self.all_tokens
     }
 
-    /// Returns how many tokens the answer is expected to have.
+    /// Returns how many tokens each answer is expected to have. An engine works on all answers to a request at once, so this number says how
+    /// long they take.
     #[must_use]
     pub const fn answer_tokens(&self) -> u64 {
         self.request.expected_tokens as u64
@@ -100,12 +104,12 @@ impl Route {
         ns.map(Duration::from_nanos)
     }
 
-    /// Returns how many tokens of the answer an engine has probably made within this time: with half of the predicted time, half of the
+    /// Returns how many tokens of all answers an engine has probably made within this time: with half of the predicted time, half of the
     /// expected tokens, and never more than all. 0 for an unknown engine.
     #[must_use]
     pub fn made_within(&self, elapsed: Duration) -> u64 {
         let part = self.predicted().map_or(0.0, |predicted| elapsed.div_duration_f64(predicted).min(1.0));
-        (part * f64::from(self.request.expected_tokens)).round() as u64
+        (part * self.all_tokens as f64).round() as u64
     }
 
     /// Whether the choice weighed the prompt in the cache of an engine of the model against the load there.

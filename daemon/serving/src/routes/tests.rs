@@ -16,7 +16,7 @@ use role::access::served::TokenUsage;
 use sched::stream::{Discipline, Service};
 
 use super::*;
-use crate::openai::RoutingFields;
+use crate::openai::{Operation, RoutingFields};
 
 mod cached;
 mod lengths;
@@ -95,7 +95,7 @@ fn either(models: &[usize]) -> RouteQuery<'_> {
 
 fn wanted(budget_ms: Option<u64>) -> Wanted {
     let budget_ns = budget_ms.map_or(Slo::NONE, |ms| ms * NS_PER_MS);
-    Wanted { slo: Slo { budget_ns, ..Slo::unlimited() }, body_bytes: 400, max_tokens: Some(20) }
+    Wanted { slo: Slo { budget_ns, ..Slo::unlimited() }, body_bytes: 400, max_tokens: Some(20), answers: 1 }
 }
 
 fn to_engine(preferred: Option<usize>, prefix: &PrefixHashes) -> Claim {
@@ -134,6 +134,9 @@ fn an_engine_has_made_the_part_of_an_answer_for_which_it_had_time() {
     let made = [0, 1, 2, 20].map(|halves| route.made_within(predicted * halves / 2));
     let expected = u64::from(route.request.expected_tokens);
     assert_eq!(made, [0, expected / 2, expected, expected], "{route:?}");
+    let three = Wanted { answers: 3, ..wanted(Some(10_000)) };
+    let three = routes.route(named(&[0]), &three, ClientPath::default()).unwrap();
+    assert_eq!((three.predicted(), three.made_within(predicted)), (Some(predicted), 3 * expected), "all at once");
 }
 
 #[test]
@@ -429,7 +432,9 @@ fn limits_are_read_from_the_fields_and_else_from_the_class() {
         fields,
     };
     let routing = RoutingFields::read(br#"{"model":"m"}"#).unwrap();
-    let limits = |fields, class_ns| Wanted::of(&head(fields), class_ns, &routing, 0).map(|wanted| wanted.slo);
+    let limits = |fields, class_ns| {
+        Wanted::of(&head(fields), class_ns, (Operation::ChatCompletions, &routing), 0).map(|wanted| wanted.slo)
+    };
     assert_eq!(limits(vec![], None), Ok(Slo::unlimited()));
     assert_eq!(limits(vec![], Some(7)), Ok(Slo::within(7)));
     let fields = vec![field("x-paced-budget-ms", " 20"), field("x-slo-ttft-ms", "3")];

@@ -49,6 +49,64 @@ fn answers_that_have_not_ended_count_as_long_as_they_are() {
 }
 
 #[test]
+fn answers_to_one_request_are_expected_to_have_so_many_times_the_tokens_of_one() {
+    let (routes, _) = routes(8);
+    let tokens = |answers| {
+        let wanted = Wanted { answers, ..wanted(None) };
+        let route = routes.route(named(&[0]), &wanted, ClientPath::default()).unwrap();
+        assert_eq!(routes.expected_tokens(&wanted, "default"), route.tokens());
+        (route.tokens(), route.answer_tokens())
+    };
+    let expected = [(100, 0), (120, 20), (100 + 64 * 20, 20), (100 + (1 << 20), 20)];
+    assert_eq!([0, 1, 64, u32::MAX].map(tokens), expected, "at most what an engine can bill");
+}
+
+#[test]
+fn answers_to_one_request_teach_their_mean_length_and_nothing_about_the_speed_of_steps() {
+    let (routes, engines) = routes(8);
+    let wanted = Wanted { max_tokens: None, answers: 4, ..wanted(None) };
+    let route = || routes.route(named(&[0]), &wanted, ClientPath::default()).unwrap();
+    for usage in [None, Some(TokenUsage { prompt_tokens: 100, completion_tokens: 400 })] {
+        (0..40).for_each(|_| {
+            let place = take(&engines[0]);
+            let mut lesson = routes.begin(&route(), place.replica);
+            for _ in 0..400 {
+                pass(1);
+                lesson.token();
+            }
+            lesson.learn(usage, None, 400);
+        });
+        assert_eq!((route().answer_tokens(), route().tokens()), (100, 100 + 400));
+    }
+    assert_eq!(routes.learned().1[0].samples(), (0, 0));
+    let lesson_of = |events| {
+        let mut lesson = routes.begin(&route(), 0);
+        (0..events).for_each(|_| lesson.token());
+        owed(&routes)[0]
+    };
+    assert_eq!([0, 1, 4, 5, 400].map(lesson_of), [100, 99, 99, 98, 1], "a step makes a token of each");
+}
+
+#[test]
+fn embeddings_teach_nothing_about_the_lengths_of_answers() {
+    let (routes, engines) = routes(8);
+    let unlimited = Wanted { max_tokens: None, ..wanted(None) };
+    for _ in 0..40 {
+        let embedding = Wanted { answers: 0, ..unlimited };
+        let route = routes.route(named(&[0]), &embedding, ClientPath::default()).unwrap();
+        let place = take(&engines[0]);
+        let usage = TokenUsage { prompt_tokens: 100, completion_tokens: 0 };
+        routes.begin(&route, place.replica).learn(Some(usage), None, 400);
+    }
+    let answer_tokens = |class| {
+        let asked = RouteQuery { class, ..named(&[0]) };
+        routes.route(asked, &unlimited, ClientPath::default()).unwrap().answer_tokens()
+    };
+    assert_eq!(["default", "other"].map(answer_tokens), [FIRST_TOKENS as u64; 2]);
+    assert_eq!((routes.learned().0, routes.learned_lengths()), (None, Vec::new()));
+}
+
+#[test]
 fn one_body_of_spaces_or_of_few_letters_hardly_changes_what_prompts_are_expected_to_have() {
     for (prompt_tokens, body_bytes, prompt) in [(8, 4 << 20, 86), (1 << 20, 100, 103)] {
         let (routes, engines) = routes(8);
