@@ -65,6 +65,18 @@ impl Slowness {
         self.is_slow
     }
 
+    /// Whether round trips were long at the last call of [`needs_other`](Self::needs_other), however long before they had been.
+    #[must_use]
+    pub fn is_long(&self) -> bool {
+        self.long_since_ns.is_some()
+    }
+
+    /// Whether measurements contradict the judgement, so that it changes soon unless they change.
+    #[must_use]
+    pub fn is_in_doubt(&self) -> bool {
+        self.since_ns.is_some()
+    }
+
     /// Whether there should be a connection to compare the path with, at `now_ns`: it is slow, or its round trips have been long for a
     /// second, by the margins that make a path slow, measured against its own shortest round trip.
     pub fn needs_other(&mut self, now_ns: u64, path: Option<RoundTrips>) -> bool {
@@ -174,6 +186,20 @@ mod tests {
             slowness.is_slow() && slowness.needs_other(14_000 * MS, path(30, 20)),
             "it is compared until it is good"
         );
+    }
+
+    #[test]
+    fn round_trips_are_long_from_the_first_look_and_a_judgement_is_in_doubt_until_it_changes() {
+        let mut slowness = Slowness::default();
+        slowness.needs_other(0, path(400, 20));
+        assert!(slowness.is_long() && !slowness.is_in_doubt());
+        slowness.look(0, path(400, 20), Some(40 * MS));
+        assert!(slowness.is_in_doubt() && !slowness.is_slow());
+        slowness.look(SLOW_FOR_NS, path(400, 20), Some(40 * MS));
+        assert!(slowness.is_slow() && !slowness.is_in_doubt());
+        slowness.needs_other(SLOW_FOR_NS, path(30, 20));
+        slowness.look(SLOW_FOR_NS, path(30, 20), Some(40 * MS));
+        assert!(!slowness.is_long() && slowness.is_in_doubt());
     }
 
     #[test]

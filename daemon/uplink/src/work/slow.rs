@@ -1,7 +1,8 @@
 //! Paths, and relays of a list, that have become slow: their tunnels move to others until the round trip is short again.
 //!
 //! The connections over one path to one relay are judged together, against the other paths and against the relay that would be used
-//! instead. To compare with that relay, a connection to it is made once round trips are long, if no other path works.
+//! instead. To compare with that relay, a connection to it is made once round trips are long, if no other path works. What is judged is
+//! probed as well: an idle connection would keep the long round trips that its last load has left.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,6 +15,10 @@ use crate::{line::Line, path::ns};
 /// The time between two pings on a slow path. Each round trip changes the smoothed one by an eighth (RFC 9002 §5.3), so it takes
 /// about thirty of them to get from seconds to milliseconds.
 pub(super) const ASK_SLOW: Duration = Duration::from_millis(250);
+
+/// The time between two pings on a path that is about to count as slow. That takes three seconds, of which a load that has just ended may
+/// have taken two. The ten pings of the last second bring a smoothed round trip below a third of its excess.
+const ASK_IN_DOUBT: Duration = Duration::from_millis(100);
 
 /// Returns the lowest smoothed round trip and the lowest shortest one of connections that answer, if they have any.
 fn round_trips<'a>(lines: impl Iterator<Item = &'a Arc<Line>>) -> Option<RoundTrips> {
@@ -50,7 +55,8 @@ impl Work<'_> {
         changed
     }
 
-    /// Judges the connections over a path to one of its relays, and probes them if they are slow. Returns whether the judgement has changed.
+    /// Judges the connections over a path to one of its relays, and probes them if they are slow or seem to be. Returns whether the judgement
+    /// has changed.
     fn judge(&mut self, at: (usize, usize), now: Instant, lines: &[Arc<Line>]) -> bool {
         let seen = round_trips(over(at, lines).filter(|line| !line.is_doubted()));
         let usable = || lines.iter().filter(|line| line.is_usable());
@@ -64,10 +70,15 @@ impl Work<'_> {
         });
         let other_ns = other_paths.chain(next).min().map(ns);
         let now_ns = ns(now.saturating_duration_since(self.start));
+        let may_be_compared = self.may_be_compared(at, lines);
         let Some((slowness, asked)) = self.slowness_of(at) else { return false };
         let change = slowness.look(now_ns, seen, other_ns);
         let is_slow = slowness.is_slow();
-        let is_due = is_slow && asked.is_none_or(|asked| now.saturating_duration_since(asked) >= ASK_SLOW);
+        let every = match slowness.is_in_doubt() && !is_slow {
+            true => Some(ASK_IN_DOUBT),
+            false => (is_slow || slowness.is_long() && may_be_compared).then_some(ASK_SLOW),
+        };
+        let is_due = every.is_some_and(|every| asked.is_none_or(|asked| now.saturating_duration_since(asked) >= every));
         if is_due {
             *asked = Some(now);
         }
@@ -93,16 +104,21 @@ impl Work<'_> {
         change != SlownessChange::None
     }
 
-    /// Whether tunnels over a path to one of its relays may do better at another relay of this path. If another path works, they move to that:
-    /// a connection over a slow path would never know the short round trips.
+    /// Whether tunnels over a path to one of its relays may do better at another relay of this path.
     fn is_to_be_compared(&mut self, at: (usize, usize), now: Instant, lines: &[Arc<Line>]) -> bool {
-        let has_others = self.slowness.get(at.0).is_some_and(|relays| relays.len() > 1)
-            && !lines.iter().any(|line| line.path_place != at.0 && line.is_usable());
         let seen = round_trips(over(at, lines).filter(|line| !line.is_doubted()));
-        let has_tunnels = over(at, lines).any(|line| line.tunnels() > 0);
+        let may_be_compared = self.may_be_compared(at, lines);
         let now_ns = ns(now.saturating_duration_since(self.start));
         let Some((slowness, _)) = self.slowness_of(at) else { return false };
-        slowness.needs_other(now_ns, seen) && has_others && has_tunnels
+        slowness.needs_other(now_ns, seen) && may_be_compared
+    }
+
+    /// Whether a path has tunnels at one of its relays that could use another relay of this path. If another path works, they move to that:
+    /// a connection over a slow path would never know the short round trips.
+    fn may_be_compared(&self, at: (usize, usize), lines: &[Arc<Line>]) -> bool {
+        let has_others = self.slowness.get(at.0).is_some_and(|relays| relays.len() > 1)
+            && !lines.iter().any(|line| line.path_place != at.0 && line.is_usable());
+        has_others && over(at, lines).any(|line| line.tunnels() > 0)
     }
 
     /// Returns the relay that is used if this one is slow, by its index on the path: the first that works, or else the first that may be
@@ -131,7 +147,7 @@ impl Work<'_> {
 
 #[cfg(test)]
 mod tests {
-    use test_relay::{Does, PATIENCE, TestRelay};
+    use test_relay::{Does, PATIENCE, TestRelay, eventually};
 
     use super::*;
     use crate::{SPARE, Uplink, UplinkResources, work::Step};
@@ -189,6 +205,40 @@ mod tests {
         assert!(work.look_for_slow(now + seconds(35), &lines));
         assert!(!first.is_left() && !second.is_left(), "open tunnels stay");
         assert_eq!(uplink.link().await.unwrap().line().place, 0);
+    }
+
+    #[tokio::test]
+    async fn long_round_trips_that_a_load_has_left_at_an_idle_relay_do_not_make_it_slow() {
+        let (_relays, uplink) = two_relays();
+        let mut work = Work::new(&uplink);
+        let (ms, mut now) = (Duration::from_millis, Instant::now());
+        let first = connect(&mut work, 0).await;
+        let tunnel = first.link().unwrap();
+        let long = || first.path.get().smoothed_rtt == Some(ms(500));
+        // What the handshake has left may bring the first round trips, but not all of them.
+        for _ in 0..5 {
+            first.path.measured(ms(500), ms(20));
+            for _ in 0..2 {
+                assert!(!work.look_for_slow(now, &uplink.open_lines()));
+                now += ms(250);
+            }
+            eventually(|| !long()).await;
+            work.look_for_slow(now, &uplink.open_lines());
+        }
+        assert!(matches!(work.next(), Step::Nothing), "a relay that is fast is compared with none");
+
+        // Without a tunnel, it is judged only because there is another connection.
+        drop(tunnel);
+        let second = connect(&mut work, 1).await;
+        for _ in 0..5 {
+            first.path.measured(ms(500), ms(20));
+            second.path.measured(ms(20), ms(20));
+            now += ms(100);
+            work.look_for_slow(now, &uplink.open_lines());
+            eventually(|| !long()).await;
+        }
+        now += ms(3_000);
+        assert!(!work.look_for_slow(now, &uplink.open_lines()) && !first.is_slow());
     }
 
     #[tokio::test]
