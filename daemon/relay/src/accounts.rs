@@ -4,7 +4,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::{Arc, Weak, atomic::Ordering::Relaxed},
     time::SystemTime,
 };
 
@@ -20,12 +20,49 @@ use role::{account::UserAccount, holder::Holder, limits::GaugePlace, month::Mont
 /// How many accounts are kept before unused ones are removed.
 const KEPT: usize = 1024;
 
-/// A place for a tunnel or a connection, and its account. Released on drop.
+/// How many tunnels may share a place: one, and the one that continues it.
+const SHARED: usize = 2;
+
+/// A place for a tunnel or a connection, and its account. Released on drop, unless another tunnel shares it.
 #[derive(Debug)]
 pub struct UserPlace {
     /// The account.
     pub account: Arc<UserAccount>,
-    _place: GaugePlace,
+    place: Arc<GaugePlace>,
+}
+
+/// The place of an open tunnel, as a request that continues this tunnel finds it. It keeps nothing.
+#[derive(Clone, Debug, Default)]
+pub struct KeyedPlace {
+    account: Weak<UserAccount>,
+    place: Weak<GaugePlace>,
+}
+
+impl UserPlace {
+    fn new(account: Arc<UserAccount>, place: GaugePlace) -> Self {
+        Self { account, place: Arc::new(place) }
+    }
+
+    /// Returns the place as a request that continues its tunnel finds it.
+    #[must_use]
+    pub fn keyed(&self) -> KeyedPlace {
+        KeyedPlace { account: Arc::downgrade(&self.account), place: Arc::downgrade(&self.place) }
+    }
+
+    /// Whether another tunnel has the same place.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.place) > 1
+    }
+}
+
+impl KeyedPlace {
+    /// Returns the same place for a tunnel on `account`; `None` if it is on another account, if its tunnel has ended, or if two have it.
+    fn share(&self, account: &Arc<UserAccount>) -> Option<UserPlace> {
+        let place = self.place.upgrade().filter(|place| Arc::strong_count(place) <= SHARED)?;
+        let is_own = std::ptr::eq(self.account.as_ptr(), Arc::as_ptr(account));
+        is_own.then(|| UserPlace { account: account.clone(), place })
+    }
 }
 
 /// Why there is no place.
@@ -81,14 +118,30 @@ impl Accounts {
     /// # Errors
     /// [`Full`] if there is no place.
     pub fn open(&self, holder: &Holder, tunnels: usize, now: SystemTime) -> Result<UserPlace, Full> {
+        self.open_after(None, (holder, tunnels), now)
+    }
+
+    /// Like [`open`](Self::open), for a tunnel that continues the one with the place `earlier`, and shares this place if there is no other: the
+    /// client cannot end the earlier tunnel over a path that has failed.
+    ///
+    /// # Errors
+    /// [`Full`] if there is no place.
+    pub fn open_after(
+        &self,
+        earlier: Option<&KeyedPlace>,
+        (holder, tunnels): (&Holder, usize),
+        now: SystemTime,
+    ) -> Result<UserPlace, Full> {
         let mut state = self.state();
         let month = state.turn(now);
         let account = state.account(holder);
         if account.is_used_up() {
             return Err(Full::Quota { seconds_left: month.seconds_left(now) });
         }
-        let place = account.tunnels.take(tunnels).ok_or(Full::Tunnels)?;
-        Ok(UserPlace { account, _place: place })
+        match account.tunnels.take(tunnels) {
+            Some(place) => Ok(UserPlace::new(account, place)),
+            None => earlier.and_then(|earlier| earlier.share(&account)).ok_or(Full::Tunnels),
+        }
     }
 
     /// Takes a place for a connection on an account that may have `connections` of them; `None` if there is no place.
@@ -98,7 +151,7 @@ impl Accounts {
         let mut state = self.state();
         let account = state.account(holder);
         let place = account.connections.take(connections)?;
-        Some(UserPlace { account, _place: place })
+        Some(UserPlace::new(account, place))
     }
 
     /// Returns the account without taking a place on it.
@@ -264,6 +317,34 @@ mod tests {
         assert!(accounts.open(&bob, 1, now()).is_ok());
         drop(place);
         assert!(accounts.open(&alice(), 1, now()).is_ok());
+    }
+
+    #[test]
+    fn a_tunnel_that_continues_another_shares_its_place_if_there_is_no_other_and_the_last_one_releases_it() {
+        let (accounts, bob) = (Accounts::default(), Holder::User("bob".into()));
+        let after = |earlier: &UserPlace, most| accounts.open_after(Some(&earlier.keyed()), (&alice(), most), now());
+        let taken = || accounts.of(&alice()).tunnels.count();
+        let first = accounts.open(&alice(), 1, now()).unwrap();
+        let beside = after(&first, 2).unwrap();
+        assert!(!beside.is_shared() && taken() == 2, "there is room");
+        drop(beside);
+        let second = after(&first, 1).unwrap();
+        assert!(first.is_shared() && second.is_shared() && taken() == 1);
+        assert_eq!(after(&second, 1).err(), Some(Full::Tunnels), "two have it");
+        let of_first = first.keyed();
+        drop(first);
+        assert!(!second.is_shared() && taken() == 1);
+        let third = accounts.open_after(Some(&of_first), (&alice(), 1), now()).unwrap();
+        drop(third);
+        assert_eq!(taken(), 1, "a continuation that failed has changed nothing");
+        accounts.open(&bob, 1, now()).map(|_place| ()).unwrap();
+        let _full = accounts.open(&bob, 1, now()).unwrap();
+        let of_alice = Some(second.keyed());
+        assert_eq!(accounts.open_after(of_alice.as_ref(), (&bob, 1), now()).err(), Some(Full::Tunnels));
+        drop(second);
+        assert_eq!(taken(), 0);
+        let _other = accounts.open(&alice(), 1, now()).unwrap();
+        assert!(accounts.open_after(of_alice.as_ref(), (&alice(), 1), now()).is_err(), "its tunnel has ended");
     }
 
     #[test]

@@ -7,7 +7,10 @@ use parking_lot::Mutex;
 use prometheus_client::{metrics::counter::Counter, registry::Registry};
 use role::labelled;
 
-use crate::udp_target::{TargetOrigin, UdpTarget};
+use crate::{
+    accounts::KeyedPlace,
+    udp_target::{TargetOrigin, UdpTarget},
+};
 
 /// The name of the class that an operator assigned to a tunnel, overriding the rules. Tunnels that continue each other share it.
 pub type Pin = Arc<Mutex<Option<String>>>;
@@ -40,6 +43,8 @@ pub struct KeyedTunnel {
     pub origin: TargetOrigin,
     /// The class that an operator assigned to it.
     pub pin: Pin,
+    /// Its place among its user's tunnels.
+    pub place: KeyedPlace,
 }
 
 /// Why a request with a key continues no tunnel.
@@ -180,7 +185,8 @@ mod tests {
         let (key, continuable, origin) =
             (TunnelKey::new([1; 16]), Arc::<Continuable>::default(), TargetOrigin::default());
         let enter = |id, origin: &TargetOrigin| {
-            let tunnel = KeyedTunnel { id, next_hop, origin: origin.clone(), pin: Pin::default() };
+            let (origin, place) = (origin.clone(), KeyedPlace::default());
+            let tunnel = KeyedTunnel { id, next_hop, origin, pin: Pin::default(), place };
             continuable.enter(key, (Some("ann".into()), target("a.example")), tunnel)
         };
         let found = |key, user, name| continuable.find(key, user, &target(name)).map(|tunnel| tunnel.id);
@@ -231,6 +237,7 @@ mod tests {
             next_hop: "192.0.2.1:443".parse().unwrap(),
             origin: TargetOrigin::default(),
             pin: Pin::default(),
+            place: KeyedPlace::default(),
         };
         let find = || continuable.find(key, None, &target()).unwrap();
         let pinned = || find().pin.lock().clone();

@@ -15,7 +15,7 @@ use socket2::SockRef;
 
 use super::{
     Relay, RelayClient, RelayMetrics, Rules,
-    accounts::{Full, UserPlace},
+    accounts::{Full, KeyedPlace, UserPlace},
     connect::{self, ConnectedTarget},
     continuable::KeyedTunnel,
     tunnels::TunnelOrigin,
@@ -111,7 +111,8 @@ pub fn admit_model(
     user: Option<&User>,
 ) -> Result<HeldPlaces, Refusal> {
     let holder = Holder::of(user.map(|user| &user.name), client.address);
-    let places = take_places(relay, rules, client, (&holder, most_tunnels(rules, user)), SystemTime::now())?;
+    let most = most_tunnels(rules, user);
+    let places = take_places(relay, rules, client, (&holder, most), None, SystemTime::now())?;
     // Where no credentials are required, every client with a permitted request counts as a user.
     admit_client(relay, rules, client, &holder)?;
     Ok(places)
@@ -144,10 +145,12 @@ pub async fn admit(
         TunnelRequest::ConnectTcp(_) => Protocol::Tcp,
     };
     attempt.target = Some((protocol, target.clone()));
-    let places = take_places(relay, rules, client, (&holder, most_tunnels(rules, user.as_ref())), now)?;
     let key = TunnelKey::from_fields(&head.fields).filter(|_| protocol == Protocol::Udp);
     let user_name = user.as_ref().map(|user| &*user.name);
     let found = key.map(|key| relay.continuable.find(key, user_name, target));
+    let earlier = found.as_ref().and_then(|found| found.as_ref().ok()).map(|earlier| &earlier.place);
+    let most = most_tunnels(rules, user.as_ref());
+    let mut places = take_places(relay, rules, client, (&holder, most), earlier, now)?;
     let (name, addresses) = match &target.host {
         Host::Ip(ip) => (None, vec![*ip]),
         Host::Name(name) => {
@@ -179,6 +182,10 @@ pub async fn admit(
     let (next_hop, target, continued) = match joined {
         Some(Ok((earlier, target))) => (earlier.next_hop, ConnectedTarget::Udp(target), Some(earlier)),
         _ => {
+            if places.user.is_shared() {
+                // It does not continue the tunnel whose place it has.
+                places.user = take_user_place(relay, (&holder, most), None, now)?;
+            }
             let (next_hop, target) = connect::first(relay, rules, protocol, permitted).await?;
             (next_hop, target, None)
         }
@@ -231,7 +238,8 @@ fn take_places(
     relay: &Relay,
     rules: &Rules,
     client: &RelayClient,
-    (holder, max_tunnels): (&Holder, usize),
+    of_holder: (&Holder, usize),
+    earlier: Option<&KeyedPlace>,
     now: SystemTime,
 ) -> Result<HeldPlaces, Refusal> {
     let connection = client.tunnels.take(rules.limits.tunnels_per_connection as usize);
@@ -239,7 +247,18 @@ fn take_places(
         relay.limit_hits.note("tunnels_per_connection");
         return Err(Refusal::TunnelLimitReached);
     };
-    let user = relay.accounts.open(holder, max_tunnels, now).map_err(|full| match full {
+    let user = take_user_place(relay, of_holder, earlier, now)?;
+    Ok(HeldPlaces { _connection: connection, user })
+}
+
+/// Takes a place among the tunnels of a user, who may have so many of them; a tunnel may share the place of an `earlier` one that it continues.
+fn take_user_place(
+    relay: &Relay,
+    of_holder: (&Holder, usize),
+    earlier: Option<&KeyedPlace>,
+    now: SystemTime,
+) -> Result<UserPlace, Refusal> {
+    relay.accounts.open_after(earlier, of_holder, now).map_err(|full| match full {
         Full::Tunnels => {
             relay.limit_hits.note("tunnels_per_user");
             Refusal::TunnelLimitReached
@@ -248,8 +267,7 @@ fn take_places(
             relay.limit_hits.note("monthly_quota");
             Refusal::QuotaUsedUp { retry_after_s: seconds_left }
         }
-    })?;
-    Ok(HeldPlaces { _connection: connection, user })
+    })
 }
 
 fn refuse_name(denied: Denied) -> Refusal {

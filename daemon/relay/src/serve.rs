@@ -312,7 +312,7 @@ async fn open(
         ConnectedTarget::Udp(target) => {
             key = asked_key.map(|key| {
                 let of = (tunnel.asked.user.clone(), tunnel.asked.target());
-                Box::new(relay.continuable.enter(key, of, tunnel.keyed(target.origin())))
+                Box::new(relay.continuable.enter(key, of, tunnel.keyed(target.origin(), places.user.keyed())))
             });
             let queue_bytes = limits.queue_bytes_per_tunnel as usize;
             let client = (request, http);

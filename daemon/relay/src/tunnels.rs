@@ -28,6 +28,7 @@ use tokio::sync::Notify;
 
 use super::{
     RelayClient,
+    accounts::KeyedPlace,
     continuable::{KeyedTunnel, Pin},
     udp_target::TargetOrigin,
 };
@@ -170,9 +171,10 @@ impl RelayTunnel {
         .map(|(reason, count)| (reason, count.load(Relaxed)))
     }
 
-    /// Returns the tunnel as seen by a request that continues it; `origin` is its socket.
-    pub(super) fn keyed(&self, origin: &TargetOrigin) -> KeyedTunnel {
-        KeyedTunnel { id: self.id, next_hop: self.asked.next_hop, origin: origin.clone(), pin: self.pinned.clone() }
+    /// Returns the tunnel as seen by a request that continues it; `origin` is its socket, and `place` its place among its user's tunnels.
+    pub(super) fn keyed(&self, origin: &TargetOrigin, place: KeyedPlace) -> KeyedTunnel {
+        let (id, next_hop) = (self.id, self.asked.next_hop);
+        KeyedTunnel { id, next_hop, origin: origin.clone(), pin: self.pinned.clone(), place }
     }
 
     /// Whether an operator has assigned a class to it.

@@ -123,3 +123,35 @@ fn a_continued_tunnel_keeps_the_class_that_an_operator_gave_it() {
     })
     .unwrap();
 }
+
+#[test]
+fn a_user_without_another_place_continues_each_tunnel_once_and_opens_no_other() {
+    lab::ring!(Netns);
+    let site = Site::new(Terms { limits: "tunnels_per_user = 1", ..Terms::default() }).unwrap();
+    let target = site.chain.target.run(|| std::net::UdpSocket::bind(site.target(Family::V4, 7))).unwrap().unwrap();
+    target.set_nonblocking(true).unwrap();
+    site.client(async || {
+        let target = UdpSocket::from_std(target.try_clone().unwrap()).unwrap();
+        let asked = target_of(target.local_addr().unwrap());
+        let [one, two] = [connect(&site).await, connect(&site).await];
+        let secret = TunnelSecret::new();
+        let (first, address) = open(&one, &target, secret).await;
+        let is_refused = async |secret| two.relay.open_udp_with(&asked, None, secret).await.is_err();
+        assert!(is_refused(TunnelSecret::new()).await);
+        let (mut second, continued) = open(&two, &target, secret).await;
+        assert_eq!(continued, address);
+        assert!(is_refused(secret).await, "two tunnels have the place");
+        first.udp.reset(Code::RequestCancelled);
+        site.counted("the first tunnel's end", |counts| counts.udp_tunnels() == 1).await.unwrap();
+        assert!(is_refused(TunnelSecret::new()).await, "the second one still has it");
+        let (third, continued) = open(&one, &target, secret).await;
+        assert_eq!(continued, address);
+        third.udp.finish();
+        site.counted("the third tunnel's end", |counts| counts.udp_tunnels() == 1).await.unwrap();
+        assert_eq!(heard(&mut second, &target).await, address);
+        second.udp.finish();
+        site.counted("the second tunnel's end", |counts| counts.udp_tunnels() == 0).await.unwrap();
+        assert!(!is_refused(TunnelSecret::new()).await);
+    })
+    .unwrap();
+}
