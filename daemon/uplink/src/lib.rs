@@ -69,7 +69,7 @@ mod tests;
 mod work;
 
 pub use counters::ConnectionCounters;
-pub use line::{Line, Link, NoDatagrams};
+pub use line::{Line, Link, MovableTunnel, NoDatagrams};
 use moves::HostNetwork;
 pub use operator::{Destination, NotMoved, PreparedMove};
 use path::{LOOK, PathView};
@@ -434,7 +434,7 @@ impl Uplink {
         self.paths.get(path)?.relays.get(place)
     }
 
-    /// Closes connections without tunnels if their relay is shutting down, or if others of the same path suffice. One connection is kept to a
+    /// Closes connections without tunnels if their relay is shutting down, if they take none, or if others of the same path suffice. One connection is kept to a
     /// relay at which tunnels of another path are, or with which a slow one is compared.
     fn close_spare(&self, now: Instant) {
         self.state.send_if_modified(|state| {
@@ -451,7 +451,8 @@ impl Uplink {
                     || line.stands_by()
                     || state.settles(line, now)
                     || first.is_none_or(|first| Arc::ptr_eq(first, line));
-                line.tunnels() > 0 || !line.goes() && (is_young || is_needed || is_awaited)
+                let is_ending = line.goes() || line.is_worn();
+                line.tunnels() > 0 || !is_ending && (is_young || is_needed || is_awaited)
             };
             let (kept, spare): (Vec<_>, Vec<_>) = state.lines.iter().cloned().partition(is_kept);
             spare.iter().for_each(|line| line.close());

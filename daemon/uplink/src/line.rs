@@ -57,6 +57,15 @@ struct Outlook {
     is_doubted: bool,
 }
 
+/// A UDP tunnel on a connection that can move to another one. The connection counts it until this is dropped.
+pub struct MovableTunnel(Arc<Line>);
+
+impl Drop for MovableTunnel {
+    fn drop(&mut self) {
+        self.0.movable.fetch_sub(1, Relaxed);
+    }
+}
+
 /// A connection that works, as far as is known.
 pub struct Line {
     /// The relay.
@@ -106,6 +115,8 @@ pub struct Line {
     places: Mutex<TunnelPlaces>,
     /// How many of the places are for requests for models.
     requests: AtomicUsize,
+    /// How many UDP tunnels on it move once they are to leave.
+    movable: AtomicUsize,
     /// Whether this side closed it.
     closed: AtomicBool,
     /// Notified of every place that is given back.
@@ -152,6 +163,7 @@ impl Line {
             told: flag(),
             places: Mutex::default(),
             requests: AtomicUsize::new(0),
+            movable: AtomicUsize::new(0),
             closed: flag(),
             freed,
         })
@@ -175,8 +187,8 @@ impl Line {
     pub(crate) fn follow(&self) -> MoveVerdict {
         let source = self.exit.source_toward(self.address);
         let verdict = self.paths.lock().moved(source);
-        if verdict == MoveVerdict::Wears {
-            self.worn.store(true, Relaxed);
+        if matches!(verdict, MoveVerdict::Wears | MoveVerdict::Ends) {
+            self.wear();
         }
         if matches!(verdict, MoveVerdict::Follows | MoveVerdict::Wears) {
             self.ping();
@@ -287,9 +299,20 @@ impl Line {
         !self.is_closed() && (self.is_retired() || !self.relay.http().takes_requests())
     }
 
-    /// Takes tunnels again, unless it [goes](Self::goes).
+    /// Takes no new tunnels from now on, because its address has changed so often.
+    pub(crate) fn wear(&self) {
+        self.worn.store(true, Relaxed);
+    }
+
+    /// Whether its address has changed so often that it takes no new tunnels: its relay would not follow many more changes.
+    #[must_use]
+    pub(crate) fn is_worn(&self) -> bool {
+        self.worn.load(Relaxed)
+    }
+
+    /// Takes tunnels again, unless it [goes](Self::goes) or is worn.
     pub fn come_back(&self) {
-        if !self.goes() {
+        if !self.goes() && !self.is_worn() {
             self.outlook.send_modify(|outlook| outlook.leaving = Leaving::Nothing);
         }
     }
@@ -387,6 +410,20 @@ impl Line {
     #[must_use]
     pub(crate) fn requests(&self) -> usize {
         self.requests.load(Relaxed)
+    }
+
+    /// Counts a UDP tunnel that moves to another connection once this one is [left](Self::left), until the returned value is dropped: when it
+    /// has moved, or has ended.
+    #[must_use]
+    pub fn hold_movable(self: &Arc<Self>) -> MovableTunnel {
+        self.movable.fetch_add(1, Relaxed);
+        MovableTunnel(self.clone())
+    }
+
+    /// Returns how many UDP tunnels on it can move and have not moved yet.
+    #[must_use]
+    pub(crate) fn movable(&self) -> usize {
+        self.movable.load(Relaxed)
     }
 
     /// Takes a place for a tunnel, if there is one.

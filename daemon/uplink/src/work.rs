@@ -32,10 +32,11 @@ use tracing::{info, warn};
 use super::{CONNECTIONS, PEACE, Uplink};
 use crate::{
     line::Line,
-    path::{Path, pulse::Pulse},
+    path::{LOOK, Path, pulse::Pulse},
 };
 
 mod addresses;
+mod ending;
 mod returning;
 mod silence;
 mod slow;
@@ -83,6 +84,8 @@ pub(crate) struct Work<'a> {
     pub(crate) wanted: bool,
     /// Connections whose address has changed, how many packets each had received before, and when it must have received more.
     pub(crate) proofs: Vec<(Arc<Line>, u64, Instant)>,
+    /// Connections that are closed once their UDP tunnels have moved, and when they are closed at the latest.
+    ending: Vec<(Arc<Line>, Instant)>,
 }
 
 impl<'a> Work<'a> {
@@ -105,6 +108,7 @@ impl<'a> Work<'a> {
             begun_anew: None,
             wanted: true,
             proofs: Vec::new(),
+            ending: Vec::new(),
         }
     }
 }
@@ -118,6 +122,7 @@ impl Work<'_> {
     /// Decides what to do next; if that is to connect, notes the attempt.
     pub(crate) fn next(&mut self) -> Step {
         let now = Instant::now();
+        self.end_left(now);
         let mut is_urgent = false;
         self.uplink.state.send_if_modified(|state| {
             is_urgent = std::mem::take(&mut state.is_urgent);
@@ -133,7 +138,12 @@ impl Work<'_> {
             // New tunnels no longer wait for a connection that does not come if another relay has room.
             std::mem::replace(&mut state.may_grow, may_grow) != state.may_grow
         });
-        self.step(now)
+        match (self.step(now), now + LOOK) {
+            (step, _) if self.ending.is_empty() => step,
+            (Step::Connect(at), _) => Step::Connect(at),
+            (Step::Wait(until), look) => Step::Wait(until.min(look)),
+            (Step::Nothing, look) => Step::Wait(look),
+        }
     }
 
     /// Uses the relay that an operator has chosen, if there is one; an urgent choice of a relay or a path is tried at once.
@@ -153,9 +163,15 @@ impl Work<'_> {
         let state = self.uplink.state.borrow();
         let has_room = state.has_room(now);
         self.wanted &= !has_room;
-        // Tunnels leave relays that are shutting down as soon as there is room elsewhere.
+        // Tunnels leave relays that are shutting down as soon as there is room elsewhere, and worn connections only for others to the same
+        // relay over the same path: until the address changes again, nothing is wrong there.
+        let is_replaced = |line: &Line| {
+            let is_same = |other: &Line| (other.path_place, other.place) == (line.path_place, line.place);
+            line.is_worn() && state.lines.iter().any(|other| is_same(other) && other.has_room())
+        };
         if has_room {
-            state.lines.iter().filter(|line| line.goes() && !line.is_left()).for_each(|line| line.leave());
+            let leaves = |line: &&Arc<Line>| !line.is_left() && (line.goes() || is_replaced(line));
+            state.lines.iter().filter(leaves).for_each(|line| line.leave());
         }
         // If there are several paths, all are kept up while one is.
         let wanted = self.wanted || several && state.usable().next().is_some();
@@ -217,11 +233,16 @@ impl Work<'_> {
                     }
                     self.pulses.push((line.clone(), pulse));
                 }
+                // A connection that did not answer from its new address is given up: its tunnels move. If there is another path or relay,
+                // the connection is probed until it answers; the new one, too, shows when its path or relay is back, so that a silent one
+                // without tunnels is of no more use. Otherwise each new one would add to them.
+                let state = self.uplink.state.borrow();
+                let is_spare = |line: &Line| (line.path_place, line.place) == (path, place) && line.tunnels() == 0;
+                let is_over = |line: &&Arc<Line>| line.is_doubted() && (!is_watched || is_spare(line));
+                let given_up: Vec<_> = state.lines.iter().filter(is_over).cloned().collect();
+                drop(state);
+                given_up.iter().for_each(|line| self.end(line));
                 self.uplink.state.send_modify(|state| {
-                    // A connection that did not answer from its new address is given up: its tunnels are opened anew. If there is
-                    // another path or relay, the connection is probed until it answers.
-                    let given_up = |line: &&Arc<Line>| line.is_doubted() && !is_watched;
-                    state.lines.iter().filter(given_up).for_each(|line| line.close());
                     state.lines.push(line);
                     if let Some(attempts) = state.attempts.get_mut(path).and_then(|relays| relays.get_mut(place)) {
                         attempts.connects += 1;
@@ -293,6 +314,7 @@ impl Work<'_> {
         });
         self.proofs.retain(|(known, ..)| !Arc::ptr_eq(known, line));
         self.pulses.retain(|(known, _)| !Arc::ptr_eq(known, line));
+        self.ending.retain(|(known, _)| !Arc::ptr_eq(known, line));
         if line.is_closed() {
             return;
         }

@@ -117,6 +117,7 @@ impl Shared {
     /// Waits until the tunnel on a connection has to move, or finds a better path, and opens the tunnel that replaces it.
     pub(super) async fn replace(&self, line: &Arc<Line>, secret: Option<TunnelSecret>) -> Replacement {
         let tunnel = OpenTunnel { line, membership: &self.membership, target: (&self.target, self.mode), secret };
+        let _moves = line.hold_movable();
         tokio::select! {
             () = line.left() => {
                 let class = self.membership.get();

@@ -58,13 +58,14 @@ impl Work<'_> {
                     info!(%relay, "this host's address changed: the connection continues from the new address")
                 }
                 MoveVerdict::Wears => {
-                    info!(%relay, "this host's address changed again: new tunnels get a new connection");
+                    info!(%relay, "this host's address changed again: tunnels get a new connection");
+                    // The next step makes UDP tunnels leave once that connection is there.
                     self.wanted = true;
                 }
                 MoveVerdict::Ends => {
                     info!(%relay, "this host's address changed too often for one connection: making a new one");
                     self.uplink.counters.left.inc();
-                    line.close();
+                    self.end(&line);
                     self.wanted = true;
                     continue;
                 }
@@ -130,7 +131,8 @@ impl Work<'_> {
         }
         // Only after all checks, because connections move together.
         if self.uplink.state.borrow().has_room(now) {
-            self.proofs.iter().filter(|(line, ..)| line.is_doubted()).for_each(|(line, ..)| line.close());
+            let ended: Vec<_> = self.proofs.extract_if(.., |(line, ..)| line.is_doubted()).collect();
+            ended.iter().for_each(|(line, ..)| self.end(line));
         }
         // Tasks that wait for a place look again.
         self.uplink.state.send_modify(|_| {});

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use relay_client::backoff::random;
 use tokio::time::Instant;
 
-use super::{Work, is_suspect};
+use super::{Work, ending::MOVED_WITHIN, is_suspect};
 use crate::{
     line::Line,
     path::pulse::{Beat, Pulse},
@@ -88,8 +88,9 @@ impl Work<'_> {
     }
 
     /// Ends connections that have been silent for long, if there are others, so that the owners of streams that could not move learn
-    /// of it. A new connection shows when the path answers again. If there is only another gateway, a connection with other tunnels
-    /// than requests for models stays, because its path may return.
+    /// of it. A new connection shows when the path answers again. UDP tunnels that are still opened again elsewhere keep their connection for
+    /// longer, because they would end with it. If there is only another gateway, a connection with other tunnels than requests for models
+    /// stays, because its path may return.
     pub(super) fn give_up(&self, now: Instant, lines: &[Arc<Line>]) -> bool {
         let has_other = lines.iter().any(|line| line.is_usable());
         if !has_other && !self.uplink.has_working_peer() {
@@ -98,7 +99,8 @@ impl Work<'_> {
         let is_over = |(line, pulse): &&(Arc<Line>, Pulse)| {
             let tunnels = line.tunnels();
             let can_move = if has_other { line.is_left() } else { tunnels == line.requests() };
-            !line.is_closed() && can_move && tunnels > 0 && pulse.silent_for(now) >= GIVEN_UP
+            let patience = if line.movable() > 0 { GIVEN_UP + MOVED_WITHIN } else { GIVEN_UP };
+            !line.is_closed() && can_move && tunnels > 0 && pulse.silent_for(now) >= patience
         };
         let over: Vec<_> = self.pulses.iter().filter(is_over).map(|(line, _)| line).collect();
         for line in &over {

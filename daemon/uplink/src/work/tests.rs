@@ -13,6 +13,8 @@ use test_relay::{Does, PATIENCE, TestRelay};
 use super::{super::SPARE, silence::GIVEN_UP, *};
 use crate::{UplinkResources, moves::HostNetwork, tests::paths_to};
 
+mod leaving;
+
 /// An uplink to a relay.
 fn uplink_to(relay: &TestRelay) -> Arc<Uplink> {
     Uplink::new(vec![relay.endpoint()], None, (PATIENCE, PATIENCE), UplinkResources::default())

@@ -81,6 +81,7 @@ impl Carrier {
     async fn reopen(&self, line: Arc<Line>, secret: Option<TunnelSecret>) -> (OpenedUdp, bool) {
         let mut backoff = Backoff::new(self.shared.backoff);
         let access = &self.shared.access;
+        let _moves = line.hold_movable();
         loop {
             let tunnel = OpenTunnel {
                 line: &line,
