@@ -7,7 +7,14 @@
 //! A device that is down or has no carrier need not change a route: the kernel reports no lost IPv4 routes when a device goes down, and a
 //! pulled cable leaves all routes in place. So the edge follows the states of devices as well.
 
-use std::{collections::BTreeSet, io, net::IpAddr, pin::pin, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    net::IpAddr,
+    pin::pin,
+    sync::Arc,
+    time::Duration,
+};
 
 use netlink::{
     Change, Error, Group, Socket,
@@ -86,8 +93,7 @@ impl Paths {
 /// What the edge knows of this host's network.
 #[derive(Clone, Debug, Default)]
 pub struct HostNetwork {
-    /// The names of the devices that carry nothing: they are down, or have no carrier.
-    dead: Arc<BTreeSet<String>>,
+    devices: Arc<Devices>,
     /// How often an address or a route was added, or a device began to carry something, since the edge began to follow them.
     additions: u64,
 }
@@ -96,7 +102,14 @@ impl HostNetwork {
     /// Whether this device carries nothing.
     #[must_use]
     pub(crate) fn is_dead(&self, device: &str) -> bool {
-        self.dead.contains(device)
+        self.devices.dead.contains(device)
+    }
+
+    /// Returns the index of the device with this name, if there is one. A device that was removed and added again has another index, and
+    /// sockets that were bound to the former one no longer work.
+    #[must_use]
+    pub(crate) fn index(&self, device: &str) -> Option<u32> {
+        self.devices.indices.get(device).copied()
     }
 
     /// Returns a number that changes whenever packets may have got another way to leave: an address, a route or a device.
@@ -105,16 +118,17 @@ impl HostNetwork {
         self.additions
     }
 
-    /// Notes changes, and the devices that carry nothing if they were listed again. Returns whether the changes concern connections: a
+    /// Notes changes, and the devices if they were listed again. Returns whether the changes concern connections: a
     /// new MTU of a device, for example, does not.
-    fn note(&mut self, changes: Changes, dead: Option<BTreeSet<String>>) -> bool {
-        let (is_revived, is_same) = match &dead {
-            Some(dead) => (!self.dead.is_subset(dead), *self.dead == *dead),
+    fn note(&mut self, changes: Changes, devices: Option<Devices>) -> bool {
+        let before = &self.devices.dead;
+        let (is_revived, is_same) = match &devices {
+            Some(Devices { dead, .. }) => (!before.is_subset(dead), *before == *dead),
             None => (false, true),
         };
         self.additions += u64::from(changes.add || is_revived);
-        if let Some(dead) = dead {
-            self.dead = Arc::new(dead);
+        if let Some(devices) = devices {
+            self.devices = Arc::new(devices);
         }
         changes.concern_all || !is_same
     }
@@ -122,7 +136,33 @@ impl HostNetwork {
 
 impl FromIterator<String> for HostNetwork {
     fn from_iter<T: IntoIterator<Item = String>>(names: T) -> Self {
-        Self { dead: Arc::new(names.into_iter().collect()), additions: 0 }
+        let devices = Devices { dead: names.into_iter().collect(), ..Devices::default() };
+        Self { devices: devices.into(), additions: 0 }
+    }
+}
+
+/// The devices of this host.
+#[derive(Clone, Debug, Default)]
+struct Devices {
+    /// The names of those that carry nothing: they are down, or have no carrier.
+    dead: BTreeSet<String>,
+    /// Their indices, by name.
+    indices: BTreeMap<String, u32>,
+}
+
+impl Devices {
+    /// Adds a device that the kernel lists.
+    fn add(&mut self, link: LinkMessage) {
+        let name = link.attributes.into_iter().find_map(|attribute| match attribute {
+            LinkAttribute::IfName(name) => Some(name),
+            _ => None,
+        });
+        let Some(name) = name else { return };
+        // RFC 2863's "up" or "unknown" (net/core/dev.c, `dev_get_flags`).
+        if !link.header.flags.contains(LinkFlags::Running) {
+            self.dead.insert(name.clone());
+        }
+        self.indices.insert(name, link.header.index);
     }
 }
 
@@ -191,7 +231,7 @@ pub async fn follow(changed: watch::Sender<HostNetwork>) {
         }
         // Changes may have been missed, also of devices.
         missed = Changes::ANY;
-        changed.send_modify(|host| _ = host.note(missed, Some(BTreeSet::new())));
+        changed.send_modify(|host| _ = host.note(missed, Some(Devices::default())));
         sleep(PAUSE).await;
     }
 }
@@ -205,46 +245,34 @@ async fn listen(changed: &watch::Sender<HostNetwork>, missed: Changes) -> io::Er
     };
     let (mut changes, mut listed) = (missed, None);
     loop {
-        let mut dead = None;
+        let mut devices = None;
         if changes.of_devices {
             if let Some(at) = listed {
                 sleep_until(at + LISTS).await;
             }
             listed = Some(Instant::now());
-            match dead_devices(&socket).await {
-                Ok(devices) => dead = Some(devices),
+            match list(&socket).await {
+                Ok(listed) => devices = Some(listed),
                 // A further change follows, because devices changed while the kernel listed them.
                 Err(Error::Gaps) => {}
                 Err(Error::Socket(error) | Error::Refused(error)) => return error,
             }
         }
-        changed.send_if_modified(|host| host.note(changes, dead));
+        changed.send_if_modified(|host| host.note(changes, devices));
         changes = Changes::next(&mut socket).await;
     }
 }
 
-/// Returns the names of the devices that carry nothing.
-async fn dead_devices(socket: &Socket) -> Result<BTreeSet<String>, Error> {
-    let mut devices = BTreeSet::new();
+/// Returns the devices.
+async fn list(socket: &Socket) -> Result<Devices, Error> {
+    let mut devices = Devices::default();
     let listed = |message| {
         if let RouteNetlinkMessage::NewLink(link) = message {
-            devices.extend(dead_device(link));
+            devices.add(link);
         }
     };
     socket.list(RouteNetlinkMessage::GetLink(LinkMessage::default()), listed).await?;
     Ok(devices)
-}
-
-/// Returns the name of a device that the kernel lists, if it carries nothing.
-fn dead_device(link: LinkMessage) -> Option<String> {
-    // RFC 2863's "up" or "unknown" (net/core/dev.c, `dev_get_flags`).
-    if link.header.flags.contains(LinkFlags::Running) {
-        return None;
-    }
-    link.attributes.into_iter().find_map(|attribute| match attribute {
-        LinkAttribute::IfName(name) => Some(name),
-        _ => None,
-    })
 }
 
 #[cfg(test)]
@@ -252,6 +280,13 @@ impl HostNetwork {
     /// Returns this network after one more address or route was added.
     pub(crate) fn with_addition(self) -> Self {
         Self { additions: self.additions + 1, ..self }
+    }
+
+    /// Returns this network with a device of this name and index.
+    pub(crate) fn with_device(self, name: &str, index: u32) -> Self {
+        let mut devices = (*self.devices).clone();
+        devices.indices.insert(name.to_owned(), index);
+        Self { devices: devices.into(), ..self }
     }
 }
 
@@ -287,20 +322,24 @@ mod tests {
 
     #[tokio::test]
     async fn a_device_carries_nothing_unless_it_is_running() {
-        let mut dead = Vec::new();
-        for (name, flags) in [
-            ("down0", LinkFlags::Broadcast),
-            ("pulled0", LinkFlags::Up | LinkFlags::Broadcast),
-            ("good0", LinkFlags::Up | LinkFlags::Running | LinkFlags::LowerUp),
+        let mut devices = Devices::default();
+        for (index, name, flags) in [
+            (1, "down0", LinkFlags::Broadcast),
+            (2, "pulled0", LinkFlags::Up | LinkFlags::Broadcast),
+            (3, "good0", LinkFlags::Up | LinkFlags::Running | LinkFlags::LowerUp),
         ] {
             let mut link = LinkMessage::default();
-            link.header.flags = flags;
+            (link.header.index, link.header.flags) = (index, flags);
             link.attributes.push(LinkAttribute::IfName(name.to_owned()));
-            dead.extend(dead_device(link));
+            devices.add(link);
         }
-        assert_eq!(dead, ["down0", "pulled0"]);
+        assert!(devices.dead.iter().eq(["down0", "pulled0"]));
+        let host = HostNetwork { devices: devices.into(), ..HostNetwork::default() };
+        assert_eq!(["down0", "good0", "none0"].map(|name| host.index(name)), [Some(1), Some(3), None]);
         let socket = Socket::open(&[]).unwrap();
-        assert!(!dead_devices(&socket).await.unwrap().contains("none0"));
+        let listed = list(&socket).await.unwrap();
+        assert!(!listed.dead.contains("none0") && !listed.indices.contains_key("none0"));
+        assert_eq!(listed.indices.get("lo"), Some(&1), "loopback is the first device of each namespace");
     }
 
     #[tokio::test]
@@ -314,7 +353,10 @@ mod tests {
 
     #[test]
     fn connections_look_only_at_changes_that_may_concern_them() {
-        let names = |names: &[&str]| Some(names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>());
+        let names = |names: &[&str]| {
+            let dead = names.iter().map(|name| (*name).to_owned()).collect();
+            Some(Devices { dead, ..Devices::default() })
+        };
         let changes = |message| {
             let mut changes = Changes::default();
             changes.note(&Change::Message(Box::new(message)));

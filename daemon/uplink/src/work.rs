@@ -76,13 +76,16 @@ pub(crate) struct Work<'a> {
     pulses: Vec<(Arc<Line>, Pulse)>,
     /// By path and relay: the address that packets to the relay left from at the last change of this host's addresses.
     sources: Vec<Vec<Option<IpAddr>>>,
+    /// By path and relay: the last index of the device that sockets are bound to, if they are and it was seen.
+    devices: Vec<Vec<Option<u32>>>,
     /// The [additions](crate::moves::HostNetwork::additions) to this host's network that were handled.
     additions: u64,
     /// When attempts to connect to relays whose names were never resolved last began anew.
     begun_anew: Option<Instant>,
     /// Whether a tunnel waits for a place.
     pub(crate) wanted: bool,
-    /// Connections whose address has changed, how many packets each had received before, and when it must have received more.
+    /// Connections whose address has changed, or that have lost their route or device: how many packets each had received before, and when
+    /// it must have received more.
     pub(crate) proofs: Vec<(Arc<Line>, u64, Instant)>,
     /// Connections that are closed once their UDP tunnels have moved, and when they are closed at the latest.
     ending: Vec<(Arc<Line>, Instant)>,
@@ -104,6 +107,7 @@ impl<'a> Work<'a> {
             start: Instant::now(),
             pulses: Vec::new(),
             sources: uplink.paths.iter().map(|path| path.relays.iter().map(Endpoint::source).collect()).collect(),
+            devices: uplink.paths.iter().map(|path| vec![None; path.relays.len()]).collect(),
             additions: 0,
             begun_anew: None,
             wanted: true,

@@ -9,7 +9,10 @@ use tokio::time::Instant;
 use tracing::info;
 
 use super::{super::PROOF, Work, is_suspect};
-use crate::moves::{HostNetwork, MoveVerdict};
+use crate::{
+    line::Line,
+    moves::{HostNetwork, MoveVerdict},
+};
 
 /// Whether packets leave by a device that carries nothing.
 fn is_dead(exit: &Exit, host: &HostNetwork) -> bool {
@@ -24,6 +27,7 @@ impl Work<'_> {
     /// Begins with what is known of this host's network.
     pub(crate) fn begin(&mut self, host: &HostNetwork) {
         self.additions = host.additions();
+        self.renew_recreated(host);
         let relays = self.uplink.paths.iter().flat_map(|path| &path.relays);
         for (relay, source) in relays.zip(self.sources.iter_mut().flatten()) {
             *source = source.filter(|_| !is_dead(relay.exit(), host));
@@ -48,12 +52,23 @@ impl Work<'_> {
             }
         }
         silent.into_iter().for_each(|at| self.suspect(at, Instant::now()));
+        let recreated = self.renew_recreated(host);
         self.reach(host);
         for line in lines {
+            let at = (line.path_place, line.place);
             let heard = line.heard();
             let relay = line.address;
             match line.follow() {
-                MoveVerdict::Stays => continue,
+                MoveVerdict::Stays => {
+                    // Its packets no longer leave: its socket is bound to a device that is gone, or its address has no route, but another
+                    // one of its relay has.
+                    let is_stranded = recreated.contains(&at) || !line.has_route() && self.has_source(at);
+                    if is_stranded && !self.proofs.iter().any(|(known, ..)| Arc::ptr_eq(known, &line)) {
+                        line.ping();
+                        self.ask_for_proof(line, heard);
+                    }
+                    continue;
+                }
                 MoveVerdict::Follows => {
                     info!(%relay, "this host's address changed: the connection continues from the new address")
                 }
@@ -72,13 +87,40 @@ impl Work<'_> {
             }
             self.uplink.counters.moved.inc();
             self.proofs.retain(|(known, ..)| !Arc::ptr_eq(known, &line));
-            let patience = PROOF.max(2 * line.handshake);
-            self.proofs.push((line, heard, Instant::now() + patience));
+            self.ask_for_proof(line, heard);
         }
         self.uplink.state.send_modify(|_| {});
     }
 
-    /// Tries relays without a usable connection again, if packets to them now leave from an address and did not before, or left from another.
+    /// Notes that a connection must soon have received more than the packets that it had `heard`.
+    fn ask_for_proof(&mut self, line: Arc<Line>, heard: u64) {
+        let patience = PROOF.max(2 * line.handshake);
+        self.proofs.push((line, heard, Instant::now() + patience));
+    }
+
+    /// Whether packets to one of the relay's addresses, over this path, have an address to leave from, as of the last change.
+    fn has_source(&self, (path, place): (usize, usize)) -> bool {
+        self.sources.get(path).and_then(|relays| relays.get(place)).is_some_and(Option::is_some)
+    }
+
+    /// Makes new connections use new sockets if the device that the present sockets are bound to was removed and another one has its name by
+    /// now: these sockets will never send again. Returns the relays that this concerns, by the places of their paths and of themselves.
+    fn renew_recreated(&mut self, host: &HostNetwork) -> Vec<(usize, usize)> {
+        let mut recreated = Vec::new();
+        for (path_place, (path, known)) in self.uplink.paths.iter().zip(&mut self.devices).enumerate() {
+            for (place, (relay, known)) in path.relays.iter().zip(known).enumerate() {
+                // While there is none, the last one counts.
+                let Some(index) = relay.exit().device().and_then(|device| host.index(device)) else { continue };
+                if known.replace(index).is_some_and(|last| last != index) {
+                    relay.renew();
+                    recreated.push((path_place, place));
+                }
+            }
+        }
+        recreated
+    }
+
+    /// Tries relays without a usable connection, or with one that has no route, again, if packets to them now leave from an address and did not before, or left from another.
     /// A relay whose address is not known is tried again after every addition to the network.
     fn reach(&mut self, host: &HostNetwork) {
         let (state, now) = (self.uplink.state.borrow(), Instant::now());
@@ -93,8 +135,8 @@ impl Work<'_> {
                 let source = relay.source().filter(|_| !is_dead(relay.exit(), host));
                 let is_news = std::mem::replace(known, source) != source && source.is_some();
                 let is_possible = is_added && relay.is_unresolved();
-                let is_connected = state.usable().any(|line| (line.path_place, line.place) == (path_place, place));
-                if is_connected || !is_news && !is_possible {
+                let is_here = |line: &Line| (line.path_place, line.place) == (path_place, place) && line.has_route();
+                if !is_news && !is_possible || state.usable().any(|line| is_here(line)) {
                     continue;
                 }
                 if !is_news && may_begin {

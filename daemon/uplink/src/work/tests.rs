@@ -13,6 +13,7 @@ use test_relay::{Does, PATIENCE, TestRelay};
 use super::{super::SPARE, silence::GIVEN_UP, *};
 use crate::{UplinkResources, moves::HostNetwork, tests::paths_to};
 
+mod addresses;
 mod leaving;
 
 /// An uplink to a relay.
