@@ -341,7 +341,7 @@ impl Door {
     }
 
     /// The policy in force, in TOML.
-    #[zbus(property)]
+    #[zbus(property(emits_changed_signal = "invalidates"))]
     async fn policy(&self) -> String {
         self.control.in_force().revision.text.clone()
     }

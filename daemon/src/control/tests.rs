@@ -13,7 +13,7 @@ const ONE: &str = "[class.one]\n";
 const ROOT: fn() -> Caller = || Caller { name: "root".into(), may_write: true };
 
 /// Returns a control plane without roles for a configuration, and the requests to reload that it makes.
-fn control(text: &str) -> (Arc<Control>, mpsc::Receiver<Reload>) {
+pub(super) fn control(text: &str) -> (Arc<Control>, mpsc::Receiver<Reload>) {
     let config = Config::from_toml(&format!("state_dir = \"/dev/null/state\"\n{text}")).unwrap();
     let enforce = Enforce { kernel: Box::new(|_| Ok(())), roles: Box::new(|_| ()) };
     let policies = Policies::new(&config, None, enforce);

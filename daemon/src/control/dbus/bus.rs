@@ -1,4 +1,4 @@
-//! Keeps the daemon's name on the bus, and signals events and new values of properties to all callers there.
+//! Keeps the daemon's name on the bus, and signals events and changes of properties to all callers there.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -88,14 +88,15 @@ async fn serve(door: Door, bus: &Bus) -> Result<()> {
     }
 }
 
-/// Tells all callers the new values of the properties that have changed.
+/// Tells all callers the new values of the properties that have changed; of the policy, only that it has changed, because
+/// a signal reaches whoever the bus lets receive it, and only readers may see the text.
 async fn announce(door: &InterfaceRef<Door>, former: &InForce, now: &InForce) -> zbus::Result<()> {
     let (this, emitter) = (door.get().await, door.signal_emitter());
     if now.revision.number != former.revision.number {
         this.revision_changed(emitter).await?;
     }
     if now.revision.text != former.revision.text {
-        this.policy_changed(emitter).await?;
+        this.policy_invalidate(emitter).await?;
     }
     if now.is_saved != former.is_saved {
         this.saved_changed(emitter).await?;
@@ -111,4 +112,77 @@ fn fields(record: &AccessRecord) -> HashMap<String, zbus::Variant<'_>> {
         Value::Text(text) => text.into_owned().into(),
     };
     record.fields(false).into_iter().map(|(key, found)| (key.into_owned(), value(found))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{os::fd::OwnedFd, sync::Arc};
+
+    use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+    use zbus::{
+        Message,
+        connection::socket::{ReadHalf, Socket, Split, WriteHalf},
+    };
+
+    use super::*;
+    use crate::{control::tests::control, policy::Submission};
+
+    /// A connection to a bus that says nothing and hears everything.
+    struct Wire(Outgoing);
+
+    #[derive(Debug)]
+    struct Silence;
+
+    #[derive(Debug)]
+    struct Outgoing(UnboundedSender<Message>);
+
+    impl Socket for Wire {
+        type ReadHalf = Silence;
+        type WriteHalf = Outgoing;
+
+        fn split(self) -> Split<Silence, Outgoing> {
+            Split::new(Silence, self.0)
+        }
+    }
+
+    #[tonic::async_trait]
+    impl ReadHalf for Silence {
+        async fn receive_message(&mut self, _: u64, _: &mut Vec<u8>, _: &mut Vec<OwnedFd>) -> zbus::Result<Message> {
+            std::future::pending().await
+        }
+    }
+
+    #[tonic::async_trait]
+    impl WriteHalf for Outgoing {
+        async fn send_message(&mut self, message: &Message) -> zbus::Result<()> {
+            _ = self.0.send(message.clone());
+            Ok(())
+        }
+
+        async fn close(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[tokio::test]
+    async fn a_change_of_the_policy_is_signalled_without_its_text() {
+        let (control, _wishes) = control("");
+        let former = control.in_force();
+        let (writers, watchers) = (Writers::new(&[]), Arc::default());
+        let door = Door { control: Arc::new(control.clone()), writers, watchers };
+        let (outgoing, mut said) = unbounded_channel();
+        let (wire, guid) = (Wire(Outgoing(outgoing)), "0123456789abcdef0123456789abcdef");
+        let connection =
+            connection::Builder::authenticated_socket(wire, guid).serve_at(PATH, door).build().await.unwrap();
+        let text = "[class.secret]\n".to_owned();
+        control.policies.submit(Submission { text, ..Submission::default() }).unwrap();
+        let door = connection.object_server().interface::<_, Door>(PATH).await.unwrap();
+        announce(&door, &former, &control.in_force()).await.unwrap();
+        for property in ["Revision", "Policy"] {
+            let signal = said.recv().await.unwrap();
+            let signal = String::from_utf8_lossy(signal.data()).into_owned();
+            assert!(signal.contains("PropertiesChanged") && signal.contains(property), "{signal:?}");
+            assert!(!signal.contains("secret"), "{signal:?}");
+        }
+    }
 }
