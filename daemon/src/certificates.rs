@@ -13,6 +13,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use config::{Config, relay::ListenerIdentity};
 use quic::tls::read_certificates;
+use relay::auth;
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 use webpki::{EndEntityCert, Error, KeyUsage};
 
@@ -47,16 +48,7 @@ pub enum Nearness {
 /// # Errors
 /// It is not an X.509 certificate, or its dates cannot be read.
 pub fn expires(certificate: &CertificateDer<'_>) -> Result<SystemTime> {
-    let parsed = EndEntityCert::try_from(certificate).context("it is no X.509 certificate")?;
-    // webpki checks the dates before anything else, and its error contains them.
-    let end_of_time = UnixTime::since_unix_epoch(Duration::from_secs(u64::MAX));
-    match parsed.verify_for_usage(&[], &[], &[], end_of_time, KeyUsage::server_auth(), None, None) {
-        Err(Error::CertExpired { not_after, .. }) => {
-            Ok(SystemTime::UNIX_EPOCH + Duration::from_secs(not_after.as_secs()))
-        }
-        Err(error) => Err(error).context("its dates cannot be read"),
-        Ok(_) => anyhow::bail!("it never expires"),
-    }
+    auth::expires(certificate).context("it is no X.509 certificate, or its dates cannot be read")
 }
 
 /// Refuses a certificate that has expired at `now`.

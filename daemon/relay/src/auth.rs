@@ -3,17 +3,20 @@
 //! Tokens are 256 random bits. They are stored as SHA-256, which suffices for secrets that cannot be guessed, and looked
 //! up by a search that takes the same time whatever it finds.
 
-use std::{sync::Arc, time::SystemTime};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use config::{
     moment::Moment,
     relay::{ClientCertificate, Token},
 };
 use masque::h3::Field;
-use rustls_pki_types::CertificateDer;
+use rustls_pki_types::{CertificateDer, UnixTime};
 use sha2::{Digest, Sha256};
 use subtle::{ConditionallySelectable, ConstantTimeEq};
-use webpki::EndEntityCert;
+use webpki::{EndEntityCert, Error, KeyUsage};
 
 /// A known client.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,7 +25,7 @@ pub struct User {
     pub name: Arc<str>,
     /// How many tunnels it may have at once.
     pub max_tunnels: usize,
-    /// When its credentials expire. Certificates are checked when a connection begins.
+    /// When its token or certificate expires.
     pub expires: Option<SystemTime>,
 }
 
@@ -99,22 +102,46 @@ impl Users {
         }
     }
 
-    /// Returns the user of a client's verified certificate (DER), by its subject alternative names.
+    /// Returns the user of a client's certificate (DER) for a request at `now`, by its subject alternative names. The certificate was
+    /// verified when the connection began, and may have expired since.
     ///
     /// # Errors
-    /// There is no certificate, or it is not valid, or none of its names is known.
-    pub fn by_certificate(&self, certificate: Option<&[u8]>) -> Result<User, AuthError> {
+    /// There is no certificate, or it is not valid, or none of its names is known; or it is valid no longer.
+    pub fn by_certificate(&self, certificate: Option<&[u8]>, now: SystemTime) -> Result<User, AuthError> {
         let der = CertificateDer::from(certificate.ok_or(AuthError::Missing)?);
         let certificate = EndEntityCert::try_from(&der).map_err(|_| AuthError::Invalid)?;
+        let expires = end_of(&certificate).map_err(|_| AuthError::Invalid)?;
         let mut names = names_in(&certificate);
-        if self.any_certificate {
+        let user = if self.any_certificate {
             let name = names.next().unwrap_or("certificate").into();
-            return Ok(User { name, max_tunnels: self.certificate_tunnels, expires: None });
+            User { name, max_tunnels: self.certificate_tunnels, expires: Some(expires) }
+        } else {
+            let known = names.find_map(|name| self.certificates.iter().find(|(san, _)| is_same_name(san, name)));
+            let (_, user) = known.ok_or(AuthError::Invalid)?;
+            User { expires: Some(expires), ..user.clone() }
+        };
+        if expires <= now { Err(AuthError::Expired) } else { Ok(user) }
+    }
+}
+
+/// Returns when a certificate expires (RFC 5280 §4.1.2.5).
+///
+/// # Errors
+/// It is not an X.509 certificate, or its dates cannot be read.
+pub fn expires(certificate: &CertificateDer<'_>) -> Result<SystemTime, Error> {
+    end_of(&EndEntityCert::try_from(certificate)?)
+}
+
+fn end_of(certificate: &EndEntityCert<'_>) -> Result<SystemTime, Error> {
+    // webpki checks the dates before anything else, and its error contains them.
+    let end_of_time = UnixTime::since_unix_epoch(Duration::from_secs(u64::MAX));
+    match certificate.verify_for_usage(&[], &[], &[], end_of_time, KeyUsage::server_auth(), None, None) {
+        Err(Error::CertExpired { not_after, .. }) => {
+            Ok(SystemTime::UNIX_EPOCH + Duration::from_secs(not_after.as_secs()))
         }
-        names
-            .find_map(|name| self.certificates.iter().find(|(san, _)| is_same_name(san, name)))
-            .map(|(_, user)| user.clone())
-            .ok_or(AuthError::Invalid)
+        Err(error) => Err(error),
+        // No certificate is valid without an authority.
+        Ok(_) => Err(Error::BadDerTime),
     }
 }
 
@@ -258,13 +285,21 @@ mod tests {
             quota: Quota::default(),
         };
         let known = Users::new(&[], &[entry("Laptop.example.org")], 9);
-        let found = known.by_certificate(Some(certificate.der()));
-        assert_eq!(found, Ok(User { name: "carol".into(), max_tunnels: 3, expires: None }));
+        let expires = expires(certificate.der()).unwrap();
+        let (now, last) = (SystemTime::now(), expires - Duration::from_secs(1));
+        let found = known.by_certificate(Some(certificate.der()), now);
+        assert_eq!(found, Ok(User { name: "carol".into(), max_tunnels: 3, expires: Some(expires) }));
         let unknown = Users::new(&[], &[entry("desktop.example.org")], 9);
-        assert_eq!(unknown.by_certificate(Some(certificate.der())), Err(AuthError::Invalid));
+        assert_eq!(unknown.by_certificate(Some(certificate.der()), now), Err(AuthError::Invalid));
         let open = Users::new(&[], &[], 9);
-        assert_eq!(open.by_certificate(Some(certificate.der())).map(|user| user.max_tunnels), Ok(9));
-        assert_eq!(open.by_certificate(None), Err(AuthError::Missing));
-        assert_eq!(open.by_certificate(Some(b"no certificate")), Err(AuthError::Invalid));
+        let found = open.by_certificate(Some(certificate.der()), now).map(|user| (user.max_tunnels, user.expires));
+        assert_eq!(found, Ok((9, Some(expires))));
+        assert_eq!(open.by_certificate(None, now), Err(AuthError::Missing));
+        assert_eq!(open.by_certificate(Some(b"no certificate"), now), Err(AuthError::Invalid));
+        for users in [known, open] {
+            assert!(users.by_certificate(Some(certificate.der()), last).is_ok());
+            let over = users.by_certificate(Some(certificate.der()), expires);
+            assert_eq!(over, Err(AuthError::Expired), "although it was valid when the connection began");
+        }
     }
 }

@@ -219,14 +219,14 @@ fn authenticate(
         return Ok(None);
     }
     let by_certificate = match certificates {
-        true => rules.users.by_certificate(client.certificate.as_deref()),
+        true => rules.users.by_certificate(client.certificate.as_deref(), now),
         false => Err(AuthError::Missing),
     };
     match by_certificate {
         Ok(user) => Ok(Some(user)),
         // A client with an unknown certificate receives that error rather than a request for a token.
         Err(unknown) if tokens => rules.users.by_token(&head.fields, now).map(Some).map_err(|error| match unknown {
-            AuthError::Invalid if error == AuthError::Missing => Refusal::CertificateUnknown,
+            AuthError::Invalid | AuthError::Expired if error == AuthError::Missing => Refusal::CertificateUnknown,
             _ => refuse(error),
         }),
         Err(AuthError::Missing) => Err(Refusal::CertificateMissing),

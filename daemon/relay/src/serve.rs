@@ -19,14 +19,17 @@ use quic::{
     h3::{self, Error, MessageLimits, Request},
     stirred::either,
 };
-use role::{access::record::RefusedRequest, gate::Gate, limits::Gauge, tcp::TcpPump, traffic::UserTraffic};
+use role::{
+    access::record::RefusedRequest, expiry::expiry, gate::Gate, limits::Gauge, tcp::TcpPump, traffic::UserTraffic,
+};
+use rustls_pki_types::CertificateDer;
 use s2n_quic::{Server, connection::Connection};
 use socket2::SockRef;
 use tokio::{net::TcpStream, task::JoinSet, time::timeout};
 
 use self::decision::{Decision, ForModel, Rejected, admit, answer, note_refusal, turn_away, wait_for_turn};
 use crate::{
-    Phase, Relay, RelayClient,
+    Phase, Relay, RelayClient, auth,
     connect::ConnectedTarget,
     continuable::ContinuablePlace,
     request::{Admitted, Attempt, HeldPlaces, mark},
@@ -38,9 +41,6 @@ mod decision;
 
 /// How long a client may take to acknowledge that the relay goes away, before its connection is closed.
 const FAREWELL: Duration = Duration::from_secs(2);
-
-/// How often a tunnel with an expiry checks the clock.
-const EXPIRY_LOOK: Duration = Duration::from_secs(60);
 
 impl Relay {
     /// Serves the connections of one endpoint until [`Relay::end`] is called and the connections have ended.
@@ -88,10 +88,13 @@ impl Relay {
             place: Mutex::default(),
             cut: OnceLock::new(),
         });
+        // It was verified in the handshake, so its dates can be read.
+        let shown = client.certificate.as_deref().map(CertificateDer::from);
+        let expires = shown.and_then(|certificate| auth::expires(&certificate).ok());
         let limits = MessageLimits { field_section_bytes: u64::from(self.rules().limits.field_section_bytes) };
         let listed = Listed::new(&self, &client);
         let handle = connection.handle();
-        let mut serving = pin!(self.clone().serve_requests(connection, client.clone(), limits, strays));
+        let mut serving = pin!(self.clone().serve_requests(connection, client.clone(), limits, (strays, expires)));
         let ended = match timeout(client.standing.terms().time, &mut serving).await {
             Ok(ended) => ended,
             Err(_) => {
@@ -111,7 +114,7 @@ impl Relay {
         connection: Connection,
         client: Arc<RelayClient>,
         limits: MessageLimits,
-        strays: Strays,
+        (strays, expires): (Strays, Option<SystemTime>),
     ) -> Error {
         let mut connection = match h3::HttpConnection::start(connection, Role::Server, limits).await {
             Ok(connection) => connection,
@@ -121,10 +124,12 @@ impl Relay {
         let http = connection.client();
         let ended = tokio::select! {
             ended = self.accept_requests(&mut connection, &client, &mut requests) => ended,
-            () = strays.lost() => {
-                // The close does not reach the client, but its later packets are answered with a stateless reset.
-                self.limit_hits.note("addresses_per_connection");
-                _ = client.cut.set("addresses_per_connection");
+            why = cut_short(&strays, expires) => {
+                if why == ADDRESSES {
+                    // The close does not reach the client, but its later packets are answered with a stateless reset.
+                    self.limit_hits.note(ADDRESSES);
+                }
+                _ = client.cut.set(why);
                 http.close(Code::NoError);
                 Error::Closed
             }
@@ -181,6 +186,18 @@ impl Relay {
                 _ = phase.changed() => {}
             }
         }
+    }
+}
+
+/// The limit, and the reason for the end, of a connection that the transport can follow no further.
+const ADDRESSES: &str = "addresses_per_connection";
+
+/// Waits until a connection has to end, and returns the reason: its client has moved too often, or the certificate that it has shown
+/// has expired. A client with another certificate connects again.
+async fn cut_short(strays: &Strays, expires: Option<SystemTime>) -> &'static str {
+    tokio::select! {
+        () = strays.lost() => ADDRESSES,
+        () = expiry(expires) => "expired",
     }
 }
 
@@ -357,18 +374,6 @@ impl OpenTunnel {
             let (request, ended) = tunnel.ended(end);
             access.ended(request, ended);
         }
-    }
-}
-
-/// Completes at `at`; if that is `None`, never.
-async fn expiry(at: Option<SystemTime>) {
-    let Some(at) = at else { return std::future::pending().await };
-    while let Ok(left) = at.duration_since(SystemTime::now()) {
-        if left.is_zero() {
-            return;
-        }
-        // Someone may set the clock in the meantime. In a box, because few tunnels have an expiry.
-        Box::pin(tokio::time::sleep(left.min(EXPIRY_LOOK))).await;
     }
 }
 

@@ -8,6 +8,7 @@ pub mod admitted;
 pub mod bind_error;
 pub mod classes;
 pub mod door;
+pub mod expiry;
 pub mod gate;
 pub mod holder;
 pub mod journal;

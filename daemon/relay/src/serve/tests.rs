@@ -1,6 +1,8 @@
-//! The memory of an open tunnel.
+//! The memory of an open tunnel, and the end of a connection.
 
 use std::future::Ready;
+
+use futures::FutureExt as _;
 
 use super::*;
 
@@ -17,4 +19,13 @@ fn the_task_of_an_open_tunnel_has_no_room_for_the_decision_about_its_request() {
     assert!(expiry <= 64, "{expiry} bytes");
     let pump = bytes_of(UdpPump::run);
     assert!(pump <= 896, "{pump} bytes");
+}
+
+#[tokio::test]
+async fn a_connection_ends_when_the_certificate_that_opened_it_has_expired() {
+    let (strays, now) = (Strays::default(), SystemTime::now());
+    assert_eq!(cut_short(&strays, Some(now)).now_or_never(), Some("expired"));
+    for later in [Some(now + Duration::from_secs(3_600)), None] {
+        assert_eq!(cut_short(&strays, later).now_or_never(), None);
+    }
 }

@@ -8,14 +8,16 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use anyhow::{Context as _, Result};
 use arc_swap::ArcSwap;
 use parking_lot::{Mutex, MutexGuard};
+use relay::auth;
 use role::{
     accept::{self, Acceptor, Strangers},
+    expiry::expiry,
     limits::{Gauge, GaugePlace, PerUser},
 };
 use rustls::ServerConfig;
@@ -81,28 +83,34 @@ pub enum ControlListener {
 /// The permission for connections to stay open. When the [`watch::Sender`] sends, it ends for all present connections, but
 /// not for later ones. When the sender is dropped, it ends for all.
 #[derive(Clone)]
-pub struct Stay(watch::Receiver<()>);
+pub struct Stay {
+    revoked: watch::Receiver<()>,
+    /// When the caller's certificate expires, and with it the permission.
+    expires: Option<SystemTime>,
+}
 
 impl Stay {
     /// Returns the permission, and its end.
     #[must_use]
     pub fn new() -> (watch::Sender<()>, Self) {
-        let (end, stay) = watch::channel(());
-        (end, Self(stay))
+        let (end, revoked) = watch::channel(());
+        (end, Self { revoked, expires: None })
     }
 
     /// Returns the permission of a connection that begins now.
     fn begin(&self) -> Self {
-        let mut stay = self.0.clone();
-        stay.mark_unchanged();
-        Self(stay)
+        let mut stay = self.clone();
+        stay.revoked.mark_unchanged();
+        stay
     }
 
     /// Waits until the connection has to end.
     async fn end(mut self) {
-        // An error means that the sender is gone.
-        _ = self.0.changed().await;
-        sleep(LEAVING).await;
+        tokio::select! {
+            // An error means that the sender is gone.
+            _ = self.revoked.changed() => sleep(LEAVING).await,
+            () = expiry(self.expires) => {}
+        }
     }
 }
 
@@ -296,8 +304,9 @@ impl Hall {
         let greeting = TlsAcceptor::from(self.certificates.0.load_full()).accept(stream).await;
         let stream = greeting.inspect_err(|error| tracing::debug!("a caller's handshake failed: {error}"));
         let stream = stream.map_err(|_| "failed")?;
-        let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
-        let peer = self.bearers.peer(shown.ok_or("failed")?);
+        let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first).ok_or("failed")?;
+        let stay = Stay { expires: Some(auth::expires(shown).map_err(|_| "failed")?), ..stay };
+        let peer = self.bearers.peer(shown);
         let place = self.places.enter(&peer.caller()).await?;
         Ok(Door::new(Box::new(stream), peer, (place, stay), self.counters.clone()))
     }
@@ -344,7 +353,7 @@ impl Door {
             self.end = None;
             tracing::debug!(
                 caller = self.peer.caller().name,
-                "closed the connection of a gRPC caller whose door or authority is gone"
+                "closed the connection of a gRPC caller whose door or authority is gone, or whose certificate has expired"
             );
         }
         Poll::Ready(io::ErrorKind::ConnectionAborted.into())
@@ -451,6 +460,18 @@ mod tests {
         drop(end);
         let error = timeout(2 * LEAVING, new.read_u8()).await.unwrap().unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::ConnectionAborted);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_ends_with_the_certificate_that_opened_it_although_it_is_busy() {
+        let (_end, stay) = Stay::new();
+        let hour = Duration::from_secs(3_600);
+        for (expires, ended) in [(SystemTime::now() - hour, true), (SystemTime::now() + hour, false)] {
+            let (mut caller, mut door) = door(&Stay { expires: Some(expires), ..stay.clone() }).await;
+            caller.write_all(&[0; 64]).await.unwrap();
+            let read = door.read(&mut [0; 64]).now_or_never().unwrap();
+            assert_eq!(read.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionAborted), ended);
+        }
     }
 
     #[tokio::test(start_paused = true)]
