@@ -224,7 +224,7 @@ impl Control {
 
     /// Subscribes to events of these kinds, or of all if there are none.
     #[must_use]
-    pub fn events(&self, kinds: Vec<String>) -> EventSubscription {
+    pub fn events(&self, kinds: &[String]) -> EventSubscription {
         EventSubscription::new(self.events.subscribe(), &self.parts.access, &self.parts.edge.uplinks.changes, kinds)
     }
 

@@ -26,6 +26,9 @@ pub const ACCESS: &str = "access";
 /// The kind of events that are changes of the edge's paths and relays.
 pub const PATH: &str = "path";
 
+/// The kinds of all events.
+const KINDS: [&str; 5] = ["policy", "reload", "tunnel", PATH, ACCESS];
+
 /// One subscriber's events.
 #[derive(Debug)]
 pub struct EventSubscription {
@@ -34,7 +37,8 @@ pub struct EventSubscription {
     access: Option<broadcast::Receiver<Arc<AccessRecord>>>,
     /// Separate as well, because the edge does not depend on the control plane.
     paths: Option<broadcast::Receiver<PathChange>>,
-    kinds: Vec<String>,
+    /// Each once.
+    kinds: Vec<&'static str>,
 }
 
 /// An item of an [`EventSubscription`].
@@ -49,14 +53,18 @@ pub enum Happening {
 }
 
 impl EventSubscription {
+    /// Subscribes to events of these kinds, or of all if there are none. There are no events of unknown kinds, and a caller's list may be
+    /// long, so only known ones are kept.
     pub(super) fn new(
         own: broadcast::Receiver<Event>,
         access: &AccessLog,
         paths: &PathChanges,
-        kinds: Vec<String>,
+        kinds: &[String],
     ) -> Self {
-        let access = is_wanted(&kinds, ACCESS).then(|| access.listen());
-        let paths = is_wanted(&kinds, PATH).then(|| paths.listen());
+        let is_wanted = |kind: &&str| kinds.is_empty() || kinds.iter().any(|wanted| wanted == kind);
+        let kinds: Vec<_> = KINDS.into_iter().filter(is_wanted).collect();
+        let access = kinds.contains(&ACCESS).then(|| access.listen());
+        let paths = kinds.contains(&PATH).then(|| paths.listen());
         Self { own, access, paths, kinds }
     }
 
@@ -71,7 +79,7 @@ impl EventSubscription {
                 }
             };
             match found {
-                Ok(Happening::Event(event)) if !is_wanted(&self.kinds, event.kind) => {}
+                Ok(Happening::Event(event)) if !self.kinds.contains(&event.kind) => {}
                 Ok(found) => return Some(found),
                 Err(RecvError::Lagged(count)) => return Some(Happening::Lost(count)),
                 Err(RecvError::Closed) => return None,
@@ -87,10 +95,6 @@ async fn next_of<T: Clone>(events: &mut Option<broadcast::Receiver<T>>) -> Resul
     }
 }
 
-fn is_wanted(kinds: &[String], kind: &str) -> bool {
-    kinds.is_empty() || kinds.iter().any(|wanted| wanted == kind)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -102,10 +106,10 @@ mod tests {
     #[tokio::test]
     async fn who_asks_for_kinds_hears_of_those_alone() {
         let (own, access, paths) = (broadcast::channel(8).0, AccessLog::default(), PathChanges::default());
-        let mut all = EventSubscription::new(own.subscribe(), &access, &paths, Vec::new());
-        let mut some = EventSubscription::new(own.subscribe(), &access, &paths, vec!["reload".into()]);
-        let mut records = EventSubscription::new(own.subscribe(), &access, &paths, vec![ACCESS.into()]);
-        let mut changes = EventSubscription::new(own.subscribe(), &access, &paths, vec![PATH.into()]);
+        let mut all = EventSubscription::new(own.subscribe(), &access, &paths, &[]);
+        let mut some = EventSubscription::new(own.subscribe(), &access, &paths, &["reload".into()]);
+        let mut records = EventSubscription::new(own.subscribe(), &access, &paths, &[ACCESS.into()]);
+        let mut changes = EventSubscription::new(own.subscribe(), &access, &paths, &[PATH.into()]);
         for kind in ["policy", "reload"] {
             own.send(event(kind)).unwrap();
         }
@@ -123,5 +127,16 @@ mod tests {
         assert!(records.next().await.is_none());
         drop(records);
         assert!(!access.is_wanted());
+    }
+
+    #[tokio::test]
+    async fn of_a_list_of_kinds_each_known_one_is_kept_once() {
+        let (own, access, paths) = (broadcast::channel(8).0, AccessLog::default(), PathChanges::default());
+        let kinds = |asked: &[&str]| {
+            let asked: Vec<_> = asked.iter().map(ToString::to_string).collect();
+            EventSubscription::new(own.subscribe(), &access, &paths, &asked).kinds
+        };
+        assert_eq!(kinds(&["reload", "", "reload", "other", "policy"]), ["policy", "reload"]);
+        assert!(kinds(&["other"]).is_empty(), "who asks for unknown kinds hears nothing");
     }
 }

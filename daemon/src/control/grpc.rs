@@ -6,31 +6,36 @@
 //! | time until a client begins HTTP/2 | its connection is closed |
 //! | handshakes at once, and from one address or /64 | the oldest one ends |
 //! | requests at once over one connection | HTTP/2 makes the client wait |
+//! | of these, requests that arrive or are being answered | more wait, unread |
+//! | time until a request has arrived | it fails |
 //! | streams of statistics and events at once of one caller | refused |
-//! | bytes of a request | refused, unread |
+//! | bytes of a request; of one that sets a policy, if the caller may | refused, unread |
 //! | answers to a client that reads slowly | the next one is made only once it reads; it misses events, and receives their number |
 
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use api::{DEFINITION, REQUEST_BYTES, v1::control_service_server::ControlServiceServer};
+use api::{DEFINITION, v1::control_service_server::ControlServiceServer};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
 
+use self::arriving::{ArrivingService, SHORT_BYTES};
 pub use self::{
     listener::{Certificates, ControlListener, Stay, bind},
     service::ControlService,
 };
 use super::SharedControl;
 
+mod arriving;
 mod events;
 mod listener;
 mod messages;
 mod service;
 
-/// Requests at once over one connection.
-const REQUESTS: u32 = 64;
+/// Requests at once over one connection, and how many of them may arrive or be answered at once. A stream of answers counts until it
+/// begins.
+const REQUESTS: (u32, usize) = (64, 8);
 
 /// How long a client may be silent before a ping checks that it is still there.
 const SILENCE: Duration = Duration::from_secs(30);
@@ -45,20 +50,22 @@ pub async fn serve(control: SharedControl, listener: ControlListener) {
 
 async fn try_serve(control: SharedControl, listener: ControlListener) -> Result<()> {
     let counters = control.parts().doors.clone();
-    let service = ControlServiceServer::new(ControlService::new(control)).max_decoding_message_size(REQUEST_BYTES);
+    let service = ArrivingService::new(ControlService::new(control));
     let (health, health_service) = tonic_health::server::health_reporter();
     health.set_serving::<ControlServiceServer<ControlService>>().await;
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(DEFINITION)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1()
-        .context("the definition of the protocol is not valid")?;
+        .context("the definition of the protocol is not valid")?
+        .max_decoding_message_size(SHORT_BYTES);
     let (accepted, doors) = mpsc::channel(1);
     let serving = Server::builder()
-        .max_concurrent_streams(REQUESTS)
+        .max_concurrent_streams(REQUESTS.0)
+        .concurrency_limit_per_connection(REQUESTS.1)
         .http2_keepalive_interval(Some(SILENCE))
         .add_service(service)
-        .add_service(health_service)
+        .add_service(health_service.max_decoding_message_size(SHORT_BYTES))
         .add_service(reflection)
         .serve_with_incoming(ReceiverStream::new(doors));
     tokio::select! {

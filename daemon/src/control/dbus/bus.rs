@@ -49,7 +49,7 @@ pub async fn keep(control: SharedControl, bus: Bus, writers: Writers) {
 async fn serve(door: Door, bus: &Bus) -> Result<()> {
     let control = door.control.clone();
     // The watch begins before a caller can see the name or read the first values: callers count on every change from then on.
-    let mut events = control.events(Vec::new());
+    let mut events = control.events(&[]);
     let mut policies = control.policies.watch();
     let mut last = policies.borrow_and_update().clone();
     let builder = match bus {

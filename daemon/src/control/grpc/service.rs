@@ -223,7 +223,7 @@ impl v1::control_service_server::ControlService for ControlService {
     async fn watch_events(&self, request: Request<v1::WatchEventsRequest>) -> Answer<Self::WatchEventsStream> {
         let peer = peer(&request)?.clone();
         let place = self.0.watch(&peer.caller()).map_err(|error| status(&error))?;
-        let events = self.0.events(request.into_inner().kinds);
+        let events = self.0.events(&request.into_inner().kinds);
         let sent = futures::stream::unfold((events, peer, place), |(mut events, peer, place)| async {
             let happening = events.next().await?;
             // For each event, because a reload may change the peer's rights.
@@ -305,7 +305,8 @@ fn token(next: Option<u64>) -> String {
     next.map(|next| next.to_string()).unwrap_or_default()
 }
 
-fn status(error: &Error) -> Status {
+/// Returns the answer to a call that failed.
+pub(super) fn status(error: &Error) -> Status {
     let code = match error.kind() {
         ErrorKind::Denied => Code::PermissionDenied,
         ErrorKind::Unknown => Code::NotFound,
