@@ -10,6 +10,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use api::{print, say};
 use clap::{CommandFactory as _, Parser, Subcommand};
+use config::Config;
 use enforcement::monitor;
 use paced::{configuration, policy, run};
 
@@ -112,8 +113,8 @@ fn check(file: &Path) -> Result<()> {
 
 fn show(file: &Path, effective: bool) -> Result<()> {
     let mut config = configuration::read(file)?;
-    if effective {
-        policy::prefer_saved(&mut config)?;
+    if effective && let Some(warning) = make_effective(&mut config)? {
+        eprintln!("paced: {warning}");
     }
     print::text(config.to_toml());
     Ok(())
@@ -128,6 +129,23 @@ fn man(folder: &Path) -> Result<()> {
     }
     Ok(())
 }
+/// Puts the saved policy in the place of the files' policy, as a start does: if it cannot be used, the files' policy stays. Returns a
+/// warning then.
+///
+/// # Errors
+/// This user may not read the saved policy, if there is one.
+fn make_effective(config: &mut Config) -> Result<Option<String>> {
+    match policy::prefer_saved(config) {
+        Ok(_) => Ok(None),
+        Err(error) if policy::is_hidden(&error) => {
+            Err(error.context(format!("failed to read the saved policy in {}", config.state_dir.display())))
+        }
+        Err(error) => Ok(Some(format!(
+            "the saved policy cannot be used; a start puts the policy of the files in force instead: {error:#}"
+        ))),
+    }
+}
+
 
 #[cfg(test)]
 mod tests {
@@ -167,6 +185,23 @@ mod tests {
             "--config FILE",
             "--state-dir DIR",
             "paced check",
+    #[test]
+    fn what_a_start_cannot_use_of_what_is_saved_is_not_shown_as_effective() {
+        let folder = std::env::temp_dir().join(format!("paced-effective-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let text = format!("state_dir = {folder:?}\n[class.of-files]\n");
+        let shown = |saved: &str| {
+            fs::write(folder.join("policy.toml"), saved).unwrap();
+            let mut config = Config::from_toml(&text).unwrap();
+            (make_effective(&mut config).unwrap(), config.to_toml())
+        };
+        let (warning, toml) = shown("[class.saved]\n");
+        assert!(warning.is_none() && toml.contains("[class.saved]"), "{warning:?} {toml}");
+        let (warning, toml) = shown("[clas]\n");
+        assert!(warning.unwrap().contains("cannot be used") && toml.contains("[class.of-files]"), "{toml}");
+        fs::remove_dir_all(folder).unwrap();
+    }
+
             "paced config show",
             "--effective",
             "/etc/paced/paced.toml",

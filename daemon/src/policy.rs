@@ -188,6 +188,12 @@ pub fn prefer_saved(config: &mut config::Config) -> anyhow::Result<Option<String
     Ok(Some(text))
 }
 
+/// Whether the text of a saved policy was not read because this user may not look into the state folder. The service's user may.
+#[must_use]
+pub fn is_hidden(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
+}
+
 fn read_saved(state_dir: &std::path::Path) -> io::Result<Option<String>> {
     match fs::read_to_string(state_dir.join(SAVED)) {
         Ok(text) => Ok(Some(text)),
@@ -344,7 +350,10 @@ impl Policies {
             Some(saved) => (saved.clone(), Origin::Saved),
             None => (config.policy.to_toml(), Origin::Files),
         };
-        let policy = check(&text, &needed)?;
+        let policy = check(&text, &needed).map_err(|refusal| match origin {
+            Origin::Saved => PolicyRefusal::SavedUnfit(Box::new(refusal)),
+            _ => refusal,
+        })?;
         state.history.admit(None, now)?;
         let mut done = PolicyReload { is_saved: state.saved.is_some(), ..PolicyReload::default() };
         let former = state.history.current().clone();

@@ -1,7 +1,6 @@
 //! Checks of a configuration against this machine; each finding names the place in it to correct.
 
 use std::{
-    io::{self, ErrorKind},
     path::{Path, PathBuf},
     sync::Arc,
     time::SystemTime,
@@ -265,11 +264,12 @@ fn saved_policy(config: &Config) -> Option<(Named, String)> {
              (`pacectl policy forget` and `pacectl reload` end that)"
         ),
         // The folder belongs to the service; other users may not look into it.
-        Err(error) if error.downcast_ref::<io::Error>().is_some_and(|it| it.kind() == ErrorKind::PermissionDenied) => {
-            return None;
-        }
+        Err(error) if policy::is_hidden(&error) => return None,
         Err(error) => {
-            format!("the saved policy in {folder} cannot be used, so the one in the files will be in force: {error:#}")
+            format!(
+                "the saved policy in {folder} cannot be used. A start puts the policy of the files in force instead, and a running \
+                 paced that uses the saved one refuses to reload until `pacectl policy forget`: {error:#}"
+            )
         }
     };
     Some((("state_dir", config.state_dir.clone()), why))

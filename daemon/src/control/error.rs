@@ -149,6 +149,7 @@ impl Error {
                 PolicyRefusal::LongTrial { .. } => "TRIAL_TOO_LONG",
                 PolicyRefusal::SavedTrial => "TRIAL_SAVED",
                 PolicyRefusal::Enforcement(_) => "NOT_ENFORCED",
+                PolicyRefusal::SavedUnfit(_) => "SAVED_POLICY_UNFIT",
                 PolicyRefusal::NotSaved { .. } => "NOT_SAVED",
             },
         }

@@ -79,6 +79,12 @@ pub enum PolicyRefusal {
     /// The kernel, or a role, refused it.
     #[error("the policy was not put in force: {0}")]
     Enforcement(String),
+    /// The saved policy, which takes precedence at a reload, is refused.
+    #[error(
+        "the saved policy does not fit these files: {0}\n`pacectl policy forget` and another reload put the policy of the files \
+         in force; `pacectl policy set --save` saves another one"
+    )]
+    SavedUnfit(Box<PolicyRefusal>),
     /// It cannot be written to the state folder.
     #[error("the policy could not be saved in {file}, and is not in force: {error}")]
     NotSaved {

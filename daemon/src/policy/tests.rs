@@ -240,6 +240,23 @@ fn what_is_saved_takes_precedence_over_the_files_until_it_is_forgotten() {
     assert_eq!(bench.policies.reload(&bench.config, "root").unwrap(), PolicyReload::default());
     assert_eq!(bench.current().0, 5, "nothing new");
 }
+fn a_reload_that_the_saved_policy_keeps_from_happening_says_so_and_how_to_end_that() {
+    let bench = Bench::new("saved-unfit", ONE);
+    bench.submit(Submission { text: TWO.into(), save: true, ..Submission::default() }).unwrap();
+    let forward = "[[forward]]\nlisten = \"127.0.0.1:1\"\ntarget = \"a.example:2\"\nclass = \"one\"\n\
+                   relay = \"https://relay.example/{target_host}/{target_port}/\"\n";
+    let config = Config::from_toml(&format!("{forward}{ONE}")).unwrap();
+    let refusal = bench.policies.reload(&config, "root").unwrap_err().to_string();
+    for part in ["the saved policy does not fit these files", "lacks the class \"one\"", "`pacectl policy forget`"] {
+        assert!(refusal.contains(part), "{refusal}");
+    }
+    assert_eq!(bench.current().1, TWO);
+    bench.policies.forget_saved().unwrap();
+    bench.policies.reload(&config, "root").unwrap();
+    assert!(bench.current().1.contains("[class.one]"));
+}
+
+#[test]
 
 #[test]
 fn what_cannot_be_saved_is_not_in_force_either() {

@@ -201,7 +201,10 @@ fn a_saved_policy_is_warned_of_because_it_takes_precedence_over_the_files() {
     let text = format!("state_dir = \"$\"\ncontrol.enabled = false\n{RELAY}");
     let warned = || folder.check(&text).unwrap();
     assert_eq!(warned(), Vec::<String>::new());
-    for (saved, told) in [("[class.voice]\n", "takes precedence over [schedule]"), ("[clas]\n", "cannot be used")] {
+    for (saved, told) in [
+        ("[class.voice]\n", "takes precedence over [schedule]"),
+        ("[clas]\n", "refuses to reload until `pacectl policy forget`"),
+    ] {
         folder.write("policy.toml", saved);
         let warnings = warned();
         assert!(warnings.len() == 1 && warnings[0].contains(told), "{saved}: {warnings:?}");
