@@ -46,7 +46,7 @@ pub struct Submission {
     pub expected: Option<u64>,
     /// Only checks whether it would be accepted.
     pub dry_run: bool,
-    /// Returns to the former policy unless it is confirmed within this time.
+    /// Returns to the former policy unless it is confirmed within this time, which is more than zero and at most [`MAX_CONFIRM`].
     pub confirm_within: Option<Duration>,
     /// Keeps it in the state folder, where it takes precedence over the files from then on.
     pub save: bool,
@@ -264,6 +264,9 @@ impl Policies {
         state.history.admit(expected, now)?;
         if let Some(time) = confirm_within.filter(|time| *time > MAX_CONFIRM) {
             return Err(PolicyRefusal::LongTrial { seconds: time.as_secs() });
+        }
+        if confirm_within.is_some_and(|time| time.is_zero()) {
+            return Err(PolicyRefusal::NoTrial);
         }
         if save && confirm_within.is_some() {
             return Err(PolicyRefusal::SavedTrial);

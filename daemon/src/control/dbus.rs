@@ -101,7 +101,8 @@ impl Door {
     }
 
     /// Puts a policy in force, everywhere or, if it is refused, nowhere; returns its revision and its changes, as a
-    /// unified diff. Options: `expected_revision` (t), `dry_run` (b), `confirm_within_s` (t), `save` (b).
+    /// unified diff. Options: `expected_revision` (t; 0 for any), `dry_run` (b), `confirm_within_s` (t; 0 for no trial),
+    /// `save` (b).
     #[zbus(out_args("revision", "diff"))]
     async fn set_policy(
         &self,
@@ -404,10 +405,13 @@ fn submission(text: String, options: HashMap<String, OwnedVariant>) -> Result<Su
     for (key, value) in options {
         let unfit = |_| Denial::Invalid(format!("the option {key} has the wrong type"));
         match key.as_str() {
-            "expected_revision" => submission.expected = Some(u64::try_from(value).map_err(unfit)?),
+            "expected_revision" => {
+                submission.expected = Some(u64::try_from(value).map_err(unfit)?).filter(|number| *number > 0);
+            }
             "dry_run" => submission.dry_run = bool::try_from(value).map_err(unfit)?,
             "confirm_within_s" => {
-                submission.confirm_within = Some(Duration::from_secs(u64::try_from(value).map_err(unfit)?));
+                let time = Duration::from_secs(u64::try_from(value).map_err(unfit)?);
+                submission.confirm_within = Some(time).filter(|time| !time.is_zero());
             }
             "save" => submission.save = bool::try_from(value).map_err(unfit)?,
             _ => {
@@ -418,4 +422,21 @@ fn submission(text: String, options: HashMap<String, OwnedVariant>) -> Result<Su
         }
     }
     Ok(submission)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_option_of_zero_counts_as_absent() {
+        let read = |expected: u64, seconds: u64| {
+            let options = [("expected_revision", expected), ("confirm_within_s", seconds)];
+            let options = options.map(|(key, value)| (key.to_owned(), value.into()));
+            let read = submission(String::new(), options.into()).unwrap();
+            (read.expected, read.confirm_within)
+        };
+        assert_eq!(read(0, 0), (None, None));
+        assert_eq!(read(7, 60), (Some(7), Some(Duration::from_secs(60))));
+    }
 }

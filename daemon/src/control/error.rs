@@ -147,9 +147,10 @@ impl Error {
                 PolicyRefusal::NothingBefore => "NOTHING_BEFORE",
                 PolicyRefusal::AlreadyBack { .. } => "TRIAL_OVER",
                 PolicyRefusal::LongTrial { .. } => "TRIAL_TOO_LONG",
+                PolicyRefusal::NoTrial => "TRIAL_EMPTY",
                 PolicyRefusal::SavedTrial => "TRIAL_SAVED",
-                PolicyRefusal::Enforcement(_) => "NOT_ENFORCED",
                 PolicyRefusal::SavedUnfit(_) => "SAVED_POLICY_UNFIT",
+                PolicyRefusal::Enforcement(_) => "NOT_ENFORCED",
                 PolicyRefusal::NotSaved { .. } => "NOT_SAVED",
             },
         }

@@ -29,7 +29,7 @@ async fn a_trial_ends_although_its_caller_left_before_the_answer() {
     let (keeper, mut in_force) = (control.clone(), control.policies.watch());
     let keeper = tokio::spawn(async move { keeper.expire_trials().await });
     let caller = ROOT();
-    let trial = Submission { text: ONE.into(), confirm_within: Some(Duration::ZERO), ..Submission::default() };
+    let trial = Submission { text: ONE.into(), confirm_within: Some(Duration::from_nanos(1)), ..Submission::default() };
     // The policy is put in force on another thread, which the end of the call does not stop.
     _ = control.set_policy(&caller, trial).now_or_never();
     in_force.wait_for(|in_force| in_force.revision.origin == Origin::Unconfirmed { number: 2 }).await.unwrap();

@@ -73,18 +73,21 @@ pub enum PolicyRefusal {
         /// The requested time.
         seconds: u64,
     },
+    /// The trial would be over before it began.
+    #[error("a policy cannot wait 0 s to be confirmed; write at least a second, or leave the time out")]
+    NoTrial,
     /// A trial that survived a restart would not be one.
     #[error("a policy that waits to be confirmed cannot be saved; confirm it first")]
     SavedTrial,
-    /// The kernel, or a role, refused it.
-    #[error("the policy was not put in force: {0}")]
-    Enforcement(String),
     /// The saved policy, which takes precedence at a reload, is refused.
     #[error(
         "the saved policy does not fit these files: {0}\n`pacectl policy forget` and another reload put the policy of the files \
          in force; `pacectl policy set --save` saves another one"
     )]
     SavedUnfit(Box<PolicyRefusal>),
+    /// The kernel, or a role, refused it.
+    #[error("the policy was not put in force: {0}")]
+    Enforcement(String),
     /// It cannot be written to the state folder.
     #[error("the policy could not be saved in {file}, and is not in force: {error}")]
     NotSaved {

@@ -104,6 +104,7 @@ fn what_is_refused_changes_nothing_and_says_what_to_do() {
         (submission("[relay]\nlisten = []"), "unknown key"),
         (Submission { expected: Some(7), ..submission(ONE) }, "made from revision 7, but revision 1 is in force"),
         (Submission { confirm_within: Some(Duration::from_secs(4000)), ..submission(ONE) }, "at most 3600"),
+        (Submission { confirm_within: Some(Duration::ZERO), ..submission(ONE) }, "cannot wait 0 s"),
         (
             Submission { confirm_within: Some(Duration::from_secs(4)), save: true, ..submission(ONE) },
             "confirm it first",
@@ -189,7 +190,7 @@ fn nothing_is_before_the_first_revision() {
 fn a_rollback_just_after_a_trial_does_not_put_the_failed_policy_in_force() {
     let bench = Bench::new("late", ONE);
     bench
-        .submit(Submission { text: TWO.into(), confirm_within: Some(Duration::ZERO), ..Submission::default() })
+        .submit(Submission { text: TWO.into(), confirm_within: Some(Duration::from_nanos(1)), ..Submission::default() })
         .unwrap();
     assert_eq!(bench.policies.expire(2), Ok(true));
     let refusal = bench.policies.roll_back(None, None, "bob", false).unwrap_err();
@@ -200,12 +201,9 @@ fn a_rollback_just_after_a_trial_does_not_put_the_failed_policy_in_force() {
 #[test]
 fn a_trial_that_nobody_confirms_ends_where_it_began() {
     let bench = Bench::new("trial", ONE);
-    let trial = |text: &str, seconds| Submission {
-        text: text.into(),
-        confirm_within: Some(Duration::from_secs(seconds)),
-        ..Submission::default()
-    };
-    assert!(bench.submit(trial(TWO, 3_600)).unwrap().confirm_by.is_some());
+    let trial =
+        |text: &str, time| Submission { text: text.into(), confirm_within: Some(time), ..Submission::default() };
+    assert!(bench.submit(trial(TWO, MAX_CONFIRM)).unwrap().confirm_by.is_some());
     assert_eq!(bench.policies.expire(2), Ok(false), "its time is not over");
     assert!(matches!(bench.set(ONE), Err(PolicyRefusal::Unconfirmed { number: 2, .. })));
     assert!(matches!(bench.policies.reload(&bench.config, "root"), Err(PolicyRefusal::Unconfirmed { .. })));
@@ -213,7 +211,7 @@ fn a_trial_that_nobody_confirms_ends_where_it_began() {
     bench.policies.confirm(2, false).unwrap();
     assert_eq!(bench.policies.in_force().confirm_by, None);
 
-    bench.submit(trial(ONE, 0)).unwrap();
+    bench.submit(trial(ONE, Duration::from_nanos(1))).unwrap();
     bench.refuses.store(true, Relaxed);
     assert_eq!(bench.policies.expire(3), Err(PolicyRefusal::Enforcement("the kernel is full".into())));
     assert_eq!(bench.current(), (3, ONE.into(), Origin::Set), "it is tried again later");
@@ -240,6 +238,8 @@ fn what_is_saved_takes_precedence_over_the_files_until_it_is_forgotten() {
     assert_eq!(bench.policies.reload(&bench.config, "root").unwrap(), PolicyReload::default());
     assert_eq!(bench.current().0, 5, "nothing new");
 }
+
+#[test]
 fn a_reload_that_the_saved_policy_keeps_from_happening_says_so_and_how_to_end_that() {
     let bench = Bench::new("saved-unfit", ONE);
     bench.submit(Submission { text: TWO.into(), save: true, ..Submission::default() }).unwrap();
@@ -255,8 +255,6 @@ fn a_reload_that_the_saved_policy_keeps_from_happening_says_so_and_how_to_end_th
     bench.policies.reload(&config, "root").unwrap();
     assert!(bench.current().1.contains("[class.one]"));
 }
-
-#[test]
 
 #[test]
 fn what_cannot_be_saved_is_not_in_force_either() {
