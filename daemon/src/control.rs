@@ -13,6 +13,7 @@
 //! | [`doors`] | opens the doors that the configuration names |
 
 use std::{
+    net::SocketAddr,
     ops::Deref,
     sync::Arc,
     time::{Duration, SystemTime},
@@ -53,6 +54,27 @@ mod recordings;
 pub mod stats;
 pub mod view;
 
+/// A local address of the edge, as the status lists it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedForward {
+    /// The address, and in parentheses what it is for.
+    listen: String,
+    /// The target of a forward.
+    target: Option<String>,
+    /// The relays or paths that its traffic takes.
+    through: String,
+}
+
+impl ListedForward {
+    /// Returns its text for a caller: without the target, unless the caller may see addresses.
+    #[must_use]
+    pub fn text(&self, caller: &Caller) -> String {
+        let Self { listen, target, through } = self;
+        let target = target.as_ref().map(|target| caller.shown(|| format!(" to {target}")));
+        format!("{listen}{} through {through}", target.unwrap_or_default())
+    }
+}
+
 /// Facts about the configuration in force and about this machine.
 #[derive(Clone, Debug)]
 pub struct Facts {
@@ -63,7 +85,7 @@ pub struct Facts {
     /// The gateway's own listeners.
     pub gateway_listeners: Vec<String>,
     /// The edge's forwards, proxies and served models.
-    pub forwards: Vec<String>,
+    pub forwards: Vec<ListedForward>,
     /// How many threads move packets.
     pub workers: u8,
     /// What the kernel and this process's own rights allow.
@@ -85,19 +107,24 @@ impl Facts {
     #[must_use]
     pub fn has_listeners(&self) -> bool {
         let Self { listeners, gateway_listeners, forwards, .. } = self;
-        [listeners, gateway_listeners, forwards].into_iter().any(|addresses| !addresses.is_empty())
+        !(listeners.is_empty() && gateway_listeners.is_empty() && forwards.is_empty())
     }
 
     /// The same facts for another configuration.
     fn after(&self, config: &Config) -> Self {
         let listeners = config.relay.iter().flat_map(|relay| &relay.listeners);
         let fronts = config.gateway.iter().flat_map(|gateway| &gateway.listeners);
+        let listed = |listen: SocketAddr, of: &str, target: Option<String>, through: String| ListedForward {
+            listen: format!("{listen} ({of})"),
+            target,
+            through,
+        };
         let forward = |forward: &Forward| {
             let Forward { listen, protocol, target, uplink, .. } = forward;
-            format!("{listen} ({}) to {target} through {}", protocol.as_str().to_uppercase(), uplink.through())
+            listed(*listen, &protocol.as_str().to_uppercase(), Some(target.to_string()), uplink.through())
         };
-        let proxy = |proxy: &Proxy| format!("{} (proxy) through {}", proxy.listen, proxy.uplink.through());
-        let serve = |serve: &Serve| format!("{} (models) through {}", serve.listen, serve.through());
+        let proxy = |proxy: &Proxy| listed(proxy.listen, "proxy", None, proxy.uplink.through());
+        let serve = |serve: &Serve| listed(serve.listen, "models", None, serve.through());
         let proxies = config.proxies.iter().map(proxy).chain(config.serves.iter().map(serve));
         Self {
             listeners: listeners.map(|listener| listener.address.to_string()).collect(),

@@ -52,6 +52,24 @@ fn a_gateway_without_a_relay_has_listeners_and_classes() {
 }
 
 #[tokio::test]
+async fn readers_of_the_status_do_not_see_the_targets_of_forwards() {
+    let relay = "https://relay.example/{target_host}/{target_port}/";
+    let text = format!("[[forward]]\nlisten = \"127.0.0.1:53\"\nrelay = \"{relay}\"\ntarget = \"a.example:53\"\n");
+    let (control, _wishes) = control(&text);
+    let bearers = Bearers::new(&["ops.example.org".into()]);
+    let service = ControlService::new(Arc::new(control));
+    let forwards = async |name: &str| {
+        let mut request = tonic::Request::new(v1::GetStatusRequest::default());
+        request.extensions_mut().insert(Peer::Bearer { names: vec![name.into()], bearers: bearers.clone() });
+        service.get_status(request).await.unwrap().into_inner().forwards
+    };
+    let seen = forwards("ops.example.org").await;
+    assert!(seen[0].starts_with("127.0.0.1:53 (UDP) to a.example:53 through "), "{seen:?}");
+    let seen = forwards("reader.example.org").await;
+    assert!(seen[0].starts_with("127.0.0.1:53 (UDP) through "), "{seen:?}");
+}
+
+#[tokio::test]
 async fn a_user_that_is_no_longer_a_writer_receives_no_more_addresses() {
     let (control, _wishes) = control("");
     let bearers = Bearers::new(&["ops.example.org".into()]);

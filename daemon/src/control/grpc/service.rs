@@ -97,6 +97,7 @@ impl v1::control_service_server::ControlService for ControlService {
     }
 
     async fn get_status(&self, request: Request<v1::GetStatusRequest>) -> Answer<v1::GetStatusResponse> {
+        let caller = caller(&request)?;
         let (facts, in_force) = (self.0.facts(), self.0.in_force());
         let (connections, tunnels) = self.0.counts();
         let part = |PartView { device, part, is_enforced: enforced, detail }| v1::Enforcement {
@@ -118,16 +119,16 @@ impl v1::control_service_server::ControlService for ControlService {
             saved: in_force.is_saved,
             confirm_by: in_force.confirm_by.map(Into::into),
             listeners: facts.listeners.clone(),
-            forwards: facts.forwards.clone(),
+            forwards: facts.forwards.iter().map(|forward| forward.text(&caller)).collect(),
             workers: facts.workers.into(),
             connections,
             tunnels,
             enforcement: self.0.enforcement().into_iter().map(part).collect(),
             features: features.collect(),
-            uplinks: self.0.uplinks(&caller(&request)?).into_iter().map(uplink).collect(),
+            uplinks: self.0.uplinks(&caller).into_iter().map(uplink).collect(),
             entrances: self.0.entrances().iter().map(|found| entrance(found)).collect(),
-            aliases: self.0.aliases(&caller(&request)?).into_iter().map(alias).collect(),
-            writable: caller(&request)?.may_write,
+            aliases: self.0.aliases(&caller).into_iter().map(alias).collect(),
+            writable: caller.may_write,
             pid: std::process::id(),
             certificates: facts.certificates.iter().map(certificate).collect(),
             draining: self.0.is_draining(),
