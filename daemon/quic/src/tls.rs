@@ -340,7 +340,8 @@ fn client_config(verifier: Verifier, identity: Option<ClientIdentity>, protocol:
 /// A client's certificate chain, leaf first, and the leaf's private key.
 pub type ClientIdentity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
 
-/// Returns a self-signed certificate for development, kept in a folder so that its fingerprint stays the same.
+/// Returns a self-signed certificate for development, kept in a folder so that its fingerprint stays the same. Only this user may read
+/// its files. If one of them is missing, makes both anew.
 ///
 /// # Errors
 /// The folder cannot be created or written, or its files were damaged.
@@ -350,23 +351,13 @@ pub fn development_identity(folder: &Path) -> Result<Identity> {
         std::fs::create_dir_all(folder).with_context(|| format!("failed to create {}", folder.display()))?;
         let names = ["localhost", "127.0.0.1", "::1"].map(String::from);
         let made = rcgen::generate_simple_self_signed(names).context("failed to make a self-signed certificate")?;
-        write_private(&key, made.signing_key.serialize_pem().as_bytes())?;
-        std::fs::write(&certificate, made.cert.pem())
-            .with_context(|| format!("failed to write {}", certificate.display()))?;
+        // Each is written as a whole, and the certificate last: whenever both are there, they belong together.
+        _ = std::fs::remove_file(&certificate);
+        for (file, text) in [(&key, made.signing_key.serialize_pem()), (&certificate, made.cert.pem())] {
+            state::replace(file, text.as_bytes()).with_context(|| format!("failed to write {}", file.display()))?;
+        }
     }
     Identity::read(IdentityFiles { certificate: &certificate, private_key: &key, client_ca: None, client_crl: None })
-}
-
-fn write_private(path: &Path, bytes: &[u8]) -> Result<()> {
-    use std::{io::Write as _, os::unix::fs::OpenOptionsExt as _};
-    std::fs::OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(path)
-        .and_then(|mut file| file.write_all(bytes))
-        .with_context(|| format!("failed to write {}", path.display()))
 }
 
 #[cfg(test)]

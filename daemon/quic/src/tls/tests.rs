@@ -167,3 +167,21 @@ fn a_revoked_certificate_is_refused_and_so_is_one_of_which_no_list_tells() {
     let other = vec![Site::new().revoked(&[])];
     assert!(admits(8, other).is_err());
 }
+
+#[test]
+fn a_development_certificate_that_was_interrupted_is_made_anew_and_no_key_is_left_with_another_certificate() {
+    let folder = std::env::temp_dir().join(format!("paced-development-{}", std::process::id()));
+    let file = |name: &str| folder.join(name);
+    let first = development_identity(&folder).unwrap().chain;
+    assert_eq!(development_identity(&folder).unwrap().chain, first, "it stays");
+    // A folder in the place of the certificate's next content: it cannot be written, although the key can.
+    std::fs::remove_file(file("private-key.pem")).unwrap();
+    std::fs::create_dir(file("certificate.pem.new")).unwrap();
+    development_identity(&folder).err().unwrap();
+    assert!(file("private-key.pem").exists() && !file("certificate.pem").exists());
+    std::fs::remove_dir(file("certificate.pem.new")).unwrap();
+    let anew = development_identity(&folder).unwrap();
+    assert_ne!(anew.chain, first);
+    anew.prepare().unwrap();
+    std::fs::remove_dir_all(folder).unwrap();
+}
