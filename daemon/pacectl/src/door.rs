@@ -210,7 +210,14 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
         return 5;
     }
     match error.downcast_ref::<Status>().map(Status::code) {
-        Some(Code::InvalidArgument | Code::Aborted | Code::FailedPrecondition | Code::NotFound | Code::OutOfRange) => 3,
+        Some(
+            Code::InvalidArgument
+            | Code::Aborted
+            | Code::FailedPrecondition
+            | Code::NotFound
+            | Code::OutOfRange
+            | Code::ResourceExhausted,
+        ) => 3,
         Some(Code::PermissionDenied | Code::Unauthenticated) => 4,
         Some(Code::Unavailable) => 5,
         _ => 1,
@@ -365,6 +372,9 @@ mod tests {
         assert_eq!(exit_code(&by_server.into()), 3);
         let by_forward = CredentialsRefused { status: 407, details: String::new() };
         assert_eq!(exit_code(&NotAdmitted(by_forward).into()), 3);
+        for by_daemon in [Status::resource_exhausted("busy"), Status::aborted("stale"), Status::not_found("tunnel")] {
+            assert_eq!(exit_code(&by_daemon.into()), 3);
+        }
         assert_eq!(exit_code(&OpenError::NoAnswer.into()), 1);
     }
 
