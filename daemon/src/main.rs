@@ -16,6 +16,9 @@ use paced::{configuration, policy, run};
 
 mod manual;
 
+/// The exit status of [`Command::Run`] if its configuration is at fault (EX_CONFIG of sysexits.h): another start would fail as well.
+const EX_CONFIG: u8 = 78;
+
 /// The configuration file of the packaged service.
 const DEFAULT_FILE: &str = "/etc/paced/paced.toml";
 
@@ -84,7 +87,13 @@ enum ConfigCommand {
 
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
-        Command::Run { config: Some(file), .. } => run::production(&file),
+        Command::Run { config: Some(file), .. } => match configuration::read(&file) {
+            Ok(config) => run::production(config, &file),
+            Err(error) => {
+                eprintln!("paced: {error:#}");
+                return ExitCode::from(EX_CONFIG);
+            }
+        },
         Command::Run { config: None, state_dir } => run::development(&state_dir.unwrap_or_else(state::development_dir)),
         Command::Check { file } => check(&file),
         Command::Config(ConfigCommand::Show { file, effective }) => show(&file, effective),
@@ -120,15 +129,6 @@ fn show(file: &Path, effective: bool) -> Result<()> {
     Ok(())
 }
 
-/// Writes the manual pages paced(8) and paced.toml(5).
-fn man(folder: &Path) -> Result<()> {
-    let pages = [("paced.8", manual::page(&Arguments::command())?), ("paced.toml.5", config::manual().into_bytes())];
-    for (name, text) in pages {
-        let file = folder.join(name);
-        fs::write(&file, text).with_context(|| format!("failed to write {}", file.display()))?;
-    }
-    Ok(())
-}
 /// Puts the saved policy in the place of the files' policy, as a start does: if it cannot be used, the files' policy stays. Returns a
 /// warning then.
 ///
@@ -146,6 +146,15 @@ fn make_effective(config: &mut Config) -> Result<Option<String>> {
     }
 }
 
+/// Writes the manual pages paced(8) and paced.toml(5).
+fn man(folder: &Path) -> Result<()> {
+    let pages = [("paced.8", manual::page(&Arguments::command())?), ("paced.toml.5", config::manual().into_bytes())];
+    for (name, text) in pages {
+        let file = folder.join(name);
+        fs::write(&file, text).with_context(|| format!("failed to write {}", file.display()))?;
+    }
+    Ok(())
+}
 
 #[cfg(test)]
 mod tests {
@@ -177,15 +186,6 @@ mod tests {
     }
 
     #[test]
-    fn the_manual_page_is_whole_and_names_no_page_that_does_not_exist() {
-        let page = rendered();
-        for part in [
-            "SYNOPSIS",
-            "paced run",
-            "--config FILE",
-            "--state-dir DIR",
-            "paced check",
-    #[test]
     fn what_a_start_cannot_use_of_what_is_saved_is_not_shown_as_effective() {
         let folder = std::env::temp_dir().join(format!("paced-effective-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
@@ -202,6 +202,15 @@ mod tests {
         fs::remove_dir_all(folder).unwrap();
     }
 
+    #[test]
+    fn the_manual_page_is_whole_and_names_no_page_that_does_not_exist() {
+        let page = rendered();
+        for part in [
+            "SYNOPSIS",
+            "paced run",
+            "--config FILE",
+            "--state-dir DIR",
+            "paced check",
             "paced config show",
             "--effective",
             "/etc/paced/paced.toml",

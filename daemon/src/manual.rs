@@ -153,6 +153,11 @@ the configuration cannot be used. Standard error says why.
 .TP
 .B 2
 The arguments are wrong.
+.TP
+.B 78
+The configuration of
+.B run
+cannot be read or is not valid, so that another start would fail as well. Standard error says why.
 .SH SEE ALSO
 .BR paced.toml (5),
 .BR pacectl (1)

@@ -43,7 +43,7 @@ use self::{
 use crate::{
     activation::Activation,
     certificates::{Certificate, CertificateWarnings, Nearness},
-    configuration::{self, files::SeenFiles},
+    configuration::files::SeenFiles,
     control::{Control, Reload, doors::Doors},
     log::{self, LogControl},
     metrics::{Metrics, MetricsPage},
@@ -65,12 +65,11 @@ mod start;
 /// Where the echo of development mode listens.
 pub const DEVELOPMENT_ECHO: &str = "127.0.0.1:4434";
 
-/// Runs with a configuration file until SIGTERM.
+/// Runs with a configuration, which was read from `file`, until SIGTERM.
 ///
 /// # Errors
-/// The configuration is not valid, a file or address that it names is missing or taken, or another process uses its state folder.
-pub fn production(file: &Path) -> Result<()> {
-    let config = configuration::read(file)?;
+/// A file or address that it names is missing or taken, or another process uses its state folder.
+pub fn production(config: Config, file: &Path) -> Result<()> {
     start(config, Some(file))
 }
 

@@ -243,6 +243,36 @@ fn a_reload_waits_for_its_outcome_and_one_that_is_refused_fails_and_changes_noth
     service.relay();
 }
 
+#[test]
+fn a_reload_without_a_control_socket_is_a_signal_and_the_log_says_so() {
+    lab::ring!(Vm);
+    let service = Service::install();
+    service.configure("", "[control]\nenabled = false");
+    run("systemctl start paced.service");
+    service.configure("", "");
+    run("systemctl reload paced.service");
+    wait_for("the control socket", SOON, || try_run("pacectl status").0.then_some(())).unwrap();
+    assert!(run("journalctl -b --no-pager -u paced").contains("reloading by SIGHUP"));
+}
+
+#[test]
+fn a_start_that_fails_is_tried_again_for_as_long_as_it_takes_unless_the_configuration_is_at_fault() {
+    lab::ring!(Vm);
+    let service = Service::install();
+    service.configure("", "");
+    let taken = UdpSocket::bind("127.0.0.1:443").unwrap();
+    run("systemctl start --no-block paced.service");
+    // More often than systemd tries by default.
+    let is_retried = || property("NRestarts").parse::<u32>().is_ok_and(|tries| tries > 5).then_some(());
+    wait_for("further starts", 4 * SOON, is_retried).unwrap();
+    drop(taken);
+    wait_for("the relay", SOON, || (property("ActiveState") == "active").then_some(())).unwrap();
+    service.relay();
+    service.configure("", "[class.voice]\nlevle = \"high\"");
+    assert!(!try_run("systemctl restart paced.service").0);
+    assert_eq!((property("ActiveState"), property("ExecMainStatus")), ("failed".into(), "78".into()));
+}
+
 /// Sends to the listener until `done`, which must be soon; returns whether the port was ever closed. The error for a
 /// packet to a closed port is returned by the next call.
 fn is_ever_closed(mut done: impl FnMut() -> bool) -> bool {
