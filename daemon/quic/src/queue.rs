@@ -89,12 +89,6 @@ impl Queue {
         if self.front.is_none() { payloads.oldest_ns() } else { self.frame_ns }
     }
 
-    /// Whether the stream is a tunnel that has carried payloads in capsules.
-    #[must_use]
-    pub fn is_tunnel(&self) -> bool {
-        self.payloads.is_some()
-    }
-
     /// Returns how many bytes wait, including payloads.
     #[must_use]
     pub fn bytes(&self) -> usize {

@@ -298,7 +298,11 @@ async fn open(
     let Admitted { target, key: asked_key, continued, asked, places, mut terms, expires } = admitted;
     let limits = rules.limits.clone();
     let protocol = match target {
-        ConnectedTarget::Udp(_) => TunnelProtocol::Udp,
+        ConnectedTarget::Udp(_) => {
+            // The response waits for its turn under the deadline of the class.
+            request.send.set_tunnel();
+            TunnelProtocol::Udp
+        }
         ConnectedTarget::Tcp(_) => {
             terms.since = Since::Burst;
             TunnelProtocol::Tcp

@@ -133,7 +133,19 @@ impl ScheduledSendStream {
     #[must_use]
     pub fn payloads<'a>(&'a mut self, limit_bytes: usize, losses: &'a Arc<Losses>) -> Payloads<'a> {
         let now_ns = self.of.now_ns();
-        Payloads { of: &self.of, state: self.of.hub.lock(), name: self.name, limit_bytes, losses, now_ns }
+        let mut state = self.of.hub.lock();
+        if let Some(slot) = state.streams.slot(self.name) {
+            slot.is_tunnel = true;
+        }
+        Payloads { of: &self.of, state, name: self.name, limit_bytes, losses, now_ns }
+    }
+
+    /// Notes that the stream carries the payloads of a tunnel, before the first of them. No deadline resets it from then on: a tunnel's
+    /// payloads are dropped one by one.
+    pub fn set_tunnel(&mut self) {
+        if let Some(slot) = self.of.hub.lock().streams.slot(self.name) {
+            slot.is_tunnel = true;
+        }
     }
 
     /// Returns how many bytes of other streams would leave before a byte that is queued now, and how fast.

@@ -153,6 +153,11 @@ impl SendStream {
         self.stream.payloads(limit_bytes, losses)
     }
 
+    /// Notes that the request is for a UDP tunnel, so that no deadline resets the stream, not even while the response waits.
+    pub fn set_tunnel(&mut self) {
+        self.stream.set_tunnel();
+    }
+
     /// Ready when the stream's queue has room; pending while it is full.
     ///
     /// # Errors

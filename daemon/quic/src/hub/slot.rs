@@ -38,6 +38,8 @@ pub(crate) struct Slot {
     pub(crate) id: u64,
     pub(crate) ledger: Arc<StreamLedger>,
     pub(crate) terms: Terms,
+    /// Whether it carries the payloads of a tunnel. It then survives its deadlines, which only drop payloads.
+    pub(crate) is_tunnel: bool,
     pub(crate) queue: Queue,
     /// When the message that is being sent began.
     pub(crate) begun_ns: Option<u64>,
@@ -73,6 +75,7 @@ impl Slot {
             id,
             ledger,
             terms,
+            is_tunnel: false,
             queue: Queue::default(),
             begun_ns: None,
             handed: 0,

@@ -241,7 +241,7 @@ impl State {
                 self.turns.remove(TurnKind::Stream, name);
                 continue;
             };
-            if expired && !slot.queue.is_tunnel() {
+            if expired && !slot.is_tunnel {
                 slot.terms.class.counters.expired_streams.inc();
                 return Some(Begun::Expired(name));
             }

@@ -1,6 +1,9 @@
 //! Turns of streams, without a transport.
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::{
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    time::Duration,
+};
 
 use futures::task::noop_waker;
 use s2n_quic_core::event::{IntoEvent as _, builder};
@@ -122,6 +125,21 @@ fn a_stream_that_moves_to_another_class_waits_for_no_departure_of_the_former() {
     assert_eq!((connection.turn(0), connection.turn(0)), (Some((name, QUANTUM)), None));
     connection.hub.lock().set_stream_terms(name, |_| terms(|class| class.rate_down = Some(10_000_000)));
     assert_eq!(connection.turn(0), Some((name, QUANTUM)));
+}
+
+#[test]
+fn a_deadline_resets_no_stream_of_a_tunnel_although_it_has_carried_no_payload() {
+    let mut connection = Connection::new(Discipline::Edf { expiry: Expiry::Hard });
+    let terms = terms(|class| class.deadline = Some(Duration::from_millis(10)));
+    for (id, is_tunnel) in [(0, true), (4, false)] {
+        let name = connection.open(id, &terms, 100);
+        connection.allow(id, 100);
+        let mut state = connection.hub.lock();
+        state.streams.slot(name).unwrap().is_tunnel = is_tunnel;
+        let begun = state.begin_turn(QUANTUM, 20 * MS, &connection.ledger);
+        assert_eq!(matches!(begun, Some(Begun::Expired(_))), !is_tunnel);
+        state.forget(name);
+    }
 }
 
 #[test]
