@@ -184,7 +184,7 @@ impl Turns {
 
     /// Whether a better rank goes first for as long as it has anything to send, so that others might wait for ever.
     fn is_strict(&self) -> bool {
-        matches!(self.discipline, Discipline::Abs | Discipline::Edf { .. } | Discipline::Ml { .. })
+        matches!(self.discipline, Discipline::Fcfs | Discipline::Abs | Discipline::Edf { .. } | Discipline::Ml { .. })
     }
 
     fn note_progress(&mut self, gone_bytes: u64) {
@@ -258,5 +258,30 @@ mod tests {
         hand_over(&mut turns, 200);
         account.on_packet_lost(1_200, false);
         assert_eq!(packets(&mut turns), [false; 4]);
+    }
+
+    #[test]
+    fn lost_bytes_of_a_stream_that_came_first_wait_for_no_tunnel_that_came_later() {
+        let mut turns = Turns::new(Discipline::Fcfs, 1);
+        let mut account = Account::new(true);
+        let (ledger, _) = account.join();
+        let hand_over = |turns: &mut Turns, name| {
+            turns.set(TurnKind::Stream, name, Service::default());
+            turns.wake(TurnKind::Stream, name);
+            let (_, rank) = turns.turn(TurnKind::Stream).unwrap();
+            ledger.hand_over(1_000);
+            turns.handed_over(rank, &ledger);
+            turns.end_turn(TurnKind::Stream, name, 1_000, false);
+        };
+        let packets = |turns: &mut Turns| [(); 4].map(|()| turns.datagrams_next(Some(&ledger), true));
+        hand_over(&mut turns, 0);
+        turns.set(TurnKind::Flow, 0, Service::default());
+        turns.wake(TurnKind::Flow, 0);
+        assert_eq!(packets(&mut turns), [false; 4], "the stream came first");
+        ledger.give_back(1_000);
+        hand_over(&mut turns, 1);
+        assert_eq!(packets(&mut turns), [true; 4], "the tunnel came before the new bytes");
+        account.on_packet_lost(1_200, false);
+        assert_eq!(packets(&mut turns), [true, false, true, false]);
     }
 }
