@@ -103,7 +103,9 @@ impl EdgeMetrics {
                 ([("direction", "up"), ("reason", "queue_full")], &datagrams.dropped_send_queue),
                 ([("direction", "up"), ("reason", "too_big")], &datagrams.dropped_too_big),
                 ([("direction", "up"), ("reason", "stale")], &datagrams.dropped_stale),
+                ([("direction", "up"), ("reason", "closed")], &datagrams.dropped_unsent),
                 ([("direction", "down"), ("reason", "queue_full")], &datagrams.dropped_receive_queue),
+                ([("direction", "down"), ("reason", "closed")], &datagrams.dropped_unread),
                 ([("direction", "down"), ("reason", "unknown_stream")], &datagrams.dropped_unknown_stream),
             ],
         );

@@ -261,7 +261,9 @@ impl EdgeTunnel {
             ("dropped_up_too_big", &losses.too_big),
             ("dropped_up_stale", &losses.stale),
             ("dropped_up_stream_queue_full", &losses.capsules),
+            ("dropped_up_closed", &losses.unsent),
             ("dropped_down_queue_full", &losses.receive_queue),
+            ("dropped_down_closed", &losses.unread),
             ("dropped_down_refused_by_host", &self.traffic.refused_by_host),
         ];
         drops.map(|(reason, count)| (reason, count.load(Relaxed))).to_vec()

@@ -8,6 +8,7 @@ use std::{
     },
 };
 
+use prometheus_client::metrics::counter::Counter;
 use sched::{
     class::DropRule,
     codel::{Codel, CodelVerdict},
@@ -33,10 +34,37 @@ pub struct Losses {
     pub too_big: AtomicU64,
     /// Before leaving in capsules: a bound was reached.
     pub capsules: AtomicU64,
+    /// Before leaving, in either form: the tunnel ended first.
+    pub unsent: AtomicU64,
+    /// After arriving: the tunnel ended before they went on.
+    pub unread: AtomicU64,
+    /// The unsent and unread payloads of all tunnels.
+    of_all: [Counter; 2],
+}
+
+impl Losses {
+    /// Returns the losses of a tunnel, whose unsent and unread payloads count among those of all tunnels, too.
+    pub(crate) fn among(unsent: &Counter, unread: &Counter) -> Self {
+        Self { of_all: [unsent.clone(), unread.clone()], ..Self::default() }
+    }
+
+    /// Counts payloads that ended with their tunnel before they left.
+    fn note_unsent(&self, payloads: usize) {
+        self.unsent.fetch_add(payloads as u64, Relaxed);
+        self.of_all[0].inc_by(payloads as u64);
+    }
+
+    /// Counts payloads that had arrived, and ended with their tunnel.
+    pub fn note_unread(&self, payloads: usize) {
+        if payloads > 0 {
+            self.unread.fetch_add(payloads as u64, Relaxed);
+            self.of_all[1].inc_by(payloads as u64);
+        }
+    }
 }
 
 /// A bounded queue of payloads with their arrival times. It counts payloads dropped by the rule of its class, in the class and
-/// in the tunnel's losses; the caller counts payloads dropped by a bound.
+/// in the tunnel's losses; the caller counts payloads dropped by a bound. Payloads that wait when it is dropped count as unsent.
 #[derive(Debug)]
 pub struct Backlog {
     payloads: Segments,
@@ -48,7 +76,8 @@ pub struct Backlog {
 }
 
 impl Backlog {
-    /// Returns an empty queue for at most `limit_bytes` of payload of the tunnel with these `losses`.
+    /// Returns an empty queue for the payloads of the tunnel with these `losses`, up to a charge of `limit_bytes` (see
+    /// [`Segments::charged_bytes`]).
     #[must_use]
     pub fn new(limit_bytes: usize, losses: Arc<Losses>) -> Self {
         let payloads = Segments::new(limit_bytes);
@@ -62,11 +91,11 @@ impl Backlog {
             return 1;
         }
         let dropped = self.payloads.push(payload);
-        self.arrivals_ns.push_back(now_ns);
         for _ in 0..dropped {
             self.arrivals_ns.pop_front();
             self.judged = false;
         }
+        self.arrivals_ns.push_back(now_ns);
         dropped
     }
 
@@ -139,10 +168,24 @@ impl Backlog {
         self.payloads.bytes()
     }
 
+    /// What the waiting payloads count for where a bound is checked (see [`Segments::charged_bytes`]).
+    #[must_use]
+    pub fn charged_bytes(&self) -> usize {
+        self.payloads.charged_bytes()
+    }
+
     /// Whether nothing waits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.payloads.is_empty()
+    }
+}
+
+impl Drop for Backlog {
+    fn drop(&mut self) {
+        if !self.is_empty() {
+            self.losses.note_unsent(self.len());
+        }
     }
 }
 
@@ -155,6 +198,14 @@ mod tests {
     use crate::class::Class;
 
     use super::*;
+
+    #[test]
+    fn at_its_bound_a_queue_needs_no_more_memory_for_times_than_below_it() {
+        let mut backlog = Backlog::new(256 * Segments::PAYLOAD_OVERHEAD_BYTES, Arc::default());
+        let dropped: usize = (0..1_000).map(|now_ns| backlog.push(b"", now_ns)).sum();
+        assert_eq!((dropped, backlog.len(), backlog.oldest_ns()), (744, 256, Some(744)));
+        assert_eq!(backlog.arrivals_ns.capacity(), 256);
+    }
 
     #[test]
     fn codel_counts_only_what_is_left_behind_a_payload_so_it_never_drops_the_last() {

@@ -216,12 +216,12 @@ impl tx::Queue for Leaving {
         if packet.is_empty() {
             return Err(tx::Error::EmptyPayload);
         }
-        // The capacity was checked, so the packet fits.
+        // The capacity was checked, so the packet fits into the queue.
         self.packets.push(packet);
         Ok(tx::Outcome { len, index: 0 })
     }
 
     fn capacity(&self) -> usize {
-        (TURN_BYTES - self.packets.bytes()) / self.packet.len().max(1)
+        (TURN_BYTES - self.packets.charged_bytes()) / Segments::charge(self.packet.len())
     }
 }

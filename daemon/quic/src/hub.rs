@@ -7,8 +7,8 @@
 //!
 //! | bound | drop rule |
 //! |---|---|
-//! | bytes queued per flow, each direction | the flow's own oldest payload is dropped first |
-//! | bytes queued to send per connection | a flow that grows keeps at most its equal share; then the largest flow's oldest is dropped |
+//! | bytes queued per flow, each direction, and 16 for each payload | the flow's own oldest payload is dropped first |
+//! | bytes queued to send per connection, counted likewise | a flow that grows keeps at most its equal share; then the largest flow's oldest is dropped |
 //! | the rule of the flow's class | payloads that waited too long, or are late, are dropped when their turn comes |
 //! | bytes for requests that are not admitted yet, per connection | later datagrams are dropped |
 //! | a payload that no packet of the path can carry | dropped when its turn comes; the flow goes on |
@@ -64,9 +64,9 @@ mod view;
 /// Bounds of one connection's datagram queues, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct QueueLimits {
-    /// How many bytes one flow may hold, per direction.
+    /// How many bytes one flow may hold, per direction. Each payload counts for 16 more.
     pub flow_bytes: usize,
-    /// How many bytes all flows of a connection together may hold to be sent.
+    /// How many bytes all flows of a connection together may hold to be sent, counted likewise.
     pub connection_bytes: usize,
 }
 
@@ -87,6 +87,10 @@ pub struct DatagramCounters {
     pub dropped_too_big: Counter,
     /// UDP payloads dropped before they left in capsules: a bound was reached.
     pub dropped_capsules: Counter,
+    /// UDP payloads dropped before they left, in either form: their tunnel ended first.
+    pub dropped_unsent: Counter,
+    /// UDP payloads dropped after they arrived, in either form: their tunnel ended before they went on.
+    pub dropped_unread: Counter,
     /// Dropped on arrival: the reader of their flow fell behind.
     pub dropped_receive_queue: Counter,
     /// Dropped on arrival, or later if they came before their request: the stream does not exist or has ended (RFC 9297 §2.1), its request
@@ -178,7 +182,7 @@ impl Hub {
     ///
     /// Streams have to be opened in the order of their IDs: datagrams for a lower ID that is not open are dropped.
     pub fn open(self: &Arc<Self>, stream_id: u64) -> Flow {
-        let losses = Arc::<Losses>::default();
+        let losses = Arc::new(Losses::among(&self.counters.dropped_unsent, &self.counters.dropped_unread));
         let State { turns, outbox, inbox, .. } = &mut *self.lock();
         let slot = outbox.open(turns, stream_id, self.limits.flow_bytes, self.terms.clone(), losses.clone());
         let (arrivals, dropped) = inbox.open(stream_id, slot, self.limits.flow_bytes, losses.clone());

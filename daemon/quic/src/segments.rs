@@ -78,7 +78,8 @@ const MAX_MESSAGE_BYTES: usize = 65_507;
 /// The smallest buffer, in bytes.
 const LEAST_BYTES: usize = 64;
 
-/// Payloads in the order of their arrival, at most `limit` bytes of them; the oldest are dropped for the newest.
+/// Payloads in the order of their arrival; the oldest are dropped for the newest. At most `limit` bytes wait, with
+/// [`PAYLOAD_OVERHEAD_BYTES`](Self::PAYLOAD_OVERHEAD_BYTES) for each payload.
 #[derive(Debug, Default)]
 pub struct Segments {
     buffer: Buffer,
@@ -91,7 +92,11 @@ pub struct Segments {
 }
 
 impl Segments {
-    /// Returns an empty queue that holds at most `limit` bytes of payload.
+    /// What a payload counts for besides its bytes, wherever a bound of a queue is checked: even an empty one has a length, and while it
+    /// waits for a turn a time of arrival, in memory that grows by doubling.
+    pub const PAYLOAD_OVERHEAD_BYTES: usize = 16;
+
+    /// Returns an empty queue that holds payloads up to a charge of `limit` bytes (see [`charged_bytes`](Self::charged_bytes)).
     #[must_use]
     pub fn new(limit: usize) -> Self {
         let mut queue = Self::default();
@@ -108,8 +113,7 @@ impl Segments {
             return 1;
         }
         let mut dropped = 0;
-        // An empty payload takes no bytes, but its length takes memory, so the number of payloads is bounded as well.
-        while self.bytes() + payload.len() > self.limit || self.buffer.lens.len() >= self.limit {
+        while self.charged_bytes() + Self::charge(payload.len()) > self.limit {
             self.pop();
             dropped += 1;
         }
@@ -148,7 +152,19 @@ impl Segments {
     /// Whether the queue could hold a payload of `len` bytes if it were empty; a queue with a bound of 0 holds none.
     #[must_use]
     pub fn holds(&self, len: usize) -> bool {
-        self.limit > 0 && len <= self.limit && len <= usize::from(u16::MAX)
+        Self::charge(len) <= self.limit && len <= usize::from(u16::MAX)
+    }
+
+    /// Returns what a payload of `len` bytes counts for where a bound is checked.
+    #[must_use]
+    pub const fn charge(len: usize) -> usize {
+        len.saturating_add(Self::PAYLOAD_OVERHEAD_BYTES)
+    }
+
+    /// Returns what the waiting payloads count for where a bound is checked: their bytes, and the overhead of each.
+    #[must_use]
+    pub fn charged_bytes(&self) -> usize {
+        self.bytes() + self.len() * Self::PAYLOAD_OVERHEAD_BYTES
     }
 
     /// Swaps the payloads of two queues. Each keeps its bound, which the payloads that it receives may exceed.
@@ -256,14 +272,28 @@ mod tests {
 
     #[test]
     fn the_oldest_make_room_for_the_newest_and_the_bound_holds() {
-        let mut queue = Segments::new(10);
+        let mut queue = Segments::new(42);
         assert_eq!(queue.push(b"aaaa") + queue.push(b"bbbb"), 0);
         assert_eq!(queue.push(b"cccccccc"), 2);
         assert_eq!(queue.iter().collect::<Vec<_>>(), [b"cccccccc"]);
-        assert_eq!(queue.push(&[0; 11]), 1);
+        assert_eq!(queue.push(&[0; 27]), 1);
         assert_eq!(queue.bytes(), 8);
         let flood: usize = (0..1000).map(|_| queue.push(b"")).sum();
-        assert!(queue.len() <= 10 && flood >= 990, "empty payloads are bounded too");
+        assert_eq!((queue.len(), flood), (2, 999), "empty payloads are bounded too");
+    }
+
+    #[test]
+    fn the_memory_of_a_full_queue_is_in_proportion_to_its_bound_however_small_payloads_are() {
+        const BOUND: usize = 256 * 1024;
+        for len in [0, 1, 16, 100, 1_200] {
+            let mut queue = Segments::new(BOUND);
+            while queue.push(&vec![0; len]) == 0 {}
+            assert!(
+                queue.buffer.size() <= 2 * BOUND + BOUND / 4,
+                "{} bytes for payloads of {len}",
+                queue.buffer.size()
+            );
+        }
     }
 
     #[test]
@@ -341,7 +371,7 @@ mod tests {
     fn a_thread_keeps_no_more_memory_than_its_bound_and_no_buffer_that_is_small_or_huge() {
         let fill = |bytes| {
             let mut queue = Segments::new(bytes);
-            while queue.push(&vec![0; 1_000.min(bytes)]) == 0 {}
+            while queue.push(&vec![0; 1_000.min(bytes - Segments::PAYLOAD_OVERHEAD_BYTES)]) == 0 {}
             queue
         };
         drop([fill(1_000), fill(1 << 20)]);
@@ -361,7 +391,7 @@ mod tests {
             // The queue is full, so every further payload drops the oldest.
             let pushes = 8 * limit / len;
             (0..pushes).for_each(|_| _ = queue.push(&payload));
-            assert!(queue.bytes() > limit - len, "the queue is full");
+            assert!(queue.charged_bytes() > limit - Segments::charge(len), "the queue is full");
             // Growing to this size has copied up to as many bytes again.
             let most = pushes * len + 2 * limit;
             assert!(queue.moved_bytes <= most, "{} bytes moved for {} pushed", queue.moved_bytes, pushes * len);

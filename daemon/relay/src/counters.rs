@@ -152,12 +152,14 @@ impl RelayMetrics {
             &[
                 ([("direction", "up"), ("reason", "queue_full")], &datagrams.dropped_receive_queue),
                 ([("direction", "up"), ("reason", "unknown_stream")], &datagrams.dropped_unknown_stream),
+                ([("direction", "up"), ("reason", "closed")], &datagrams.dropped_unread),
                 ([("direction", "up"), ("reason", "too_big")], &self.too_big_up),
                 ([("direction", "up"), ("reason", "refused_by_host")], &self.by_host_up),
                 ([("direction", "down"), ("reason", "queue_full")], &datagrams.dropped_send_queue),
                 ([("direction", "down"), ("reason", "too_big")], &datagrams.dropped_too_big),
                 ([("direction", "down"), ("reason", "stale")], &datagrams.dropped_stale),
                 ([("direction", "down"), ("reason", "stream_queue_full")], &datagrams.dropped_capsules),
+                ([("direction", "down"), ("reason", "closed")], &datagrams.dropped_unsent),
             ],
         );
     }

@@ -157,16 +157,18 @@ impl RelayTunnel {
 
     /// Returns its dropped payloads, by direction and reason.
     #[must_use]
-    pub fn drops(&self) -> [(&'static str, u64); 7] {
+    pub fn drops(&self) -> [(&'static str, u64); 9] {
         let (traffic, losses) = (&self.traffic, &self.view.losses);
         [
             ("dropped_up_queue_full", &losses.receive_queue),
+            ("dropped_up_closed", &losses.unread),
             ("dropped_up_too_big", &traffic.too_big),
             ("dropped_up_refused_by_host", &traffic.refused_by_host),
             ("dropped_down_queue_full", &losses.send_queue),
             ("dropped_down_too_big", &losses.too_big),
             ("dropped_down_stale", &losses.stale),
             ("dropped_down_stream_queue_full", &losses.capsules),
+            ("dropped_down_closed", &losses.unsent),
         ]
         .map(|(reason, count)| (reason, count.load(Relaxed)))
     }

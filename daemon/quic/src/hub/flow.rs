@@ -15,7 +15,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::{FlowView, Hub, Losses, State, inbox::Arrivals};
 use crate::{class::Terms, segments::Segments};
 
-/// One tunnel's end of its connection's datagrams. Dropping it discards the payloads that are queued in both
+/// One tunnel's end of its connection's datagrams. Dropping it discards and counts the payloads that are queued in both
 /// directions.
 pub struct Flow {
     pub(super) hub: Arc<Hub>,
@@ -156,5 +156,9 @@ impl Drop for Flow {
         let State { turns, outbox, inbox, .. } = &mut *self.hub.lock();
         self.hub.counters.dropped_unknown_stream.inc_by(inbox.close(self.stream_id) as u64);
         outbox.close(turns, self.slot);
+        let mut arrivals = self.arrivals.lock();
+        self.losses.note_unread(arrivals.payloads.len());
+        // Views of the flow may stay.
+        arrivals.payloads.clear();
     }
 }

@@ -13,6 +13,7 @@ use crate::{
     class::Terms,
     departure::{Departure, Departures},
     ledger::Ledger,
+    segments::Segments,
     turns::{TurnKind, Turns},
 };
 
@@ -26,6 +27,9 @@ pub(super) const MAX_MISSES: u8 = 12;
 /// is due to another frame: even an ACK takes 5.
 const NUMBER_BYTES: usize = 3;
 
+/// How many flows a search for the largest one may look at for each payload that it drops.
+const LOOKS_PER_DROP: usize = 16;
+
 /// The usual size of a DATAGRAM frame's type and length (RFC 9221 §4).
 const FRAME_HEADER_BYTES: usize = 1 + 2;
 
@@ -34,7 +38,11 @@ const FRAME_HEADER_BYTES: usize = 1 + 2;
 pub(super) struct Outbox {
     pub(super) queues: Vec<Option<FlowQueue>>,
     free: Vec<u32>,
-    bytes: usize,
+    /// What the waiting payloads count for (see [`Segments::charged_bytes`]).
+    pub(super) charged_bytes: usize,
+    /// How many flows were looked at in search of the largest one.
+    #[cfg(test)]
+    pub(super) looks: usize,
     /// How many flows have payloads, whether or not they take turns.
     pub(super) occupied: usize,
     /// The roomiest packet seen since the path last became narrower: a payload that does not fit into one as roomy never will.
@@ -97,7 +105,7 @@ impl Outbox {
     pub(super) fn close(&mut self, turns: &mut Turns, slot: u32) {
         turns.remove(TurnKind::Flow, slot);
         if let Some(queue) = self.queues.get_mut(slot as usize).and_then(Option::take) {
-            self.bytes -= queue.payloads.bytes();
+            self.charged_bytes -= queue.payloads.charged_bytes();
             self.occupied -= usize::from(!queue.payloads.is_empty());
             self.free.push(slot);
         }
@@ -105,7 +113,7 @@ impl Outbox {
 
     /// Returns how many bytes of payloads wait.
     pub(super) fn bytes(&self) -> usize {
-        self.bytes
+        self.queues.iter().flatten().map(|queue| queue.payloads.bytes()).sum()
     }
 
     fn queue(&mut self, slot: u32) -> Option<&mut FlowQueue> {
@@ -133,18 +141,19 @@ impl Outbox {
         now_ns: u64,
     ) -> usize {
         let Some(queue) = self.queues.get_mut(slot as usize).and_then(Option::as_mut) else { return 1 };
-        let (before, was_empty) = (queue.payloads.bytes(), queue.payloads.is_empty());
+        let (before, was_empty) = (queue.payloads.charged_bytes(), queue.payloads.is_empty());
+        let charge = Segments::charge(payload.len());
         self.occupied -= usize::from(!was_empty);
-        let share = match self.bytes + payload.len() > connection_bytes {
+        let share = match self.charged_bytes + charge > connection_bytes {
             true => connection_bytes / (self.occupied + 1),
             false => usize::MAX,
         };
         let mut dropped = 0;
-        while queue.payloads.bytes() + payload.len() > share && queue.payloads.pop() {
+        while queue.payloads.charged_bytes() + charge > share && queue.payloads.pop() {
             dropped += 1;
         }
-        dropped += if payload.len() > share { 1 } else { queue.payloads.push(payload, now_ns) };
-        self.bytes = self.bytes - before + queue.payloads.bytes();
+        dropped += if charge > share { 1 } else { queue.payloads.push(payload, now_ns) };
+        self.charged_bytes = self.charged_bytes - before + queue.payloads.charged_bytes();
         self.occupied += usize::from(!queue.payloads.is_empty());
         queue.note_dropped(dropped);
         // A flow that waits already keeps its rank for as long as its oldest payload is the same.
@@ -152,26 +161,33 @@ impl Outbox {
             self.wake(turns, slot);
         }
         // A flow that has more than its share and receives nothing has to make room for the others.
-        while self.bytes > connection_bytes && self.drop_from_largest(turns) {
-            dropped += 1;
+        while self.charged_bytes > connection_bytes {
+            match self.drop_from_largest(turns, connection_bytes) {
+                0 => break,
+                more => dropped += more,
+            }
         }
         dropped
     }
 
-    /// Drops the oldest payload of the flow with the most bytes; returns whether there was one.
-    fn drop_from_largest(&mut self, turns: &mut Turns) -> bool {
-        let of = |queue: &FlowQueue| queue.payloads.bytes();
+    /// Drops the oldest payloads of the flow with the most bytes; returns how many. Among few flows it drops one payload. Among many, it
+    /// drops more, so that not every payload costs a search, but leaves the flow its equal share.
+    fn drop_from_largest(&mut self, turns: &mut Turns, connection_bytes: usize) -> usize {
+        let of = |queue: &FlowQueue| queue.payloads.charged_bytes();
+        let (most, share) = (1 + self.queues.len() / LOOKS_PER_DROP, connection_bytes / self.occupied.max(1));
+        #[cfg(test)]
+        (self.looks += self.queues.len());
         let flows = self.queues.iter_mut().zip(0..).filter_map(|(queue, slot)| Some((queue.as_mut()?, slot)));
-        let Some((queue, slot)) = flows.max_by_key(|(queue, _)| of(queue)) else { return false };
-        let before = of(queue);
-        if !queue.payloads.pop() {
-            return false;
+        let Some((queue, slot)) = flows.max_by_key(|(queue, _)| of(queue)) else { return 0 };
+        let (before, mut dropped) = (of(queue), 0);
+        while dropped < most && (dropped == 0 || of(queue) > share) && queue.payloads.pop() {
+            dropped += 1;
         }
-        queue.note_dropped(1);
-        self.bytes -= before - of(queue);
-        self.occupied -= usize::from(queue.payloads.is_empty());
+        queue.note_dropped(dropped);
+        self.charged_bytes -= before - of(queue);
+        self.occupied -= usize::from(before > 0 && queue.payloads.is_empty());
         self.wake(turns, slot);
-        true
+        dropped
     }
 
     /// Lets a flow take turns, if it has anything to send and its class does not make it wait.
@@ -224,17 +240,17 @@ impl Outbox {
                 turns.remove(TurnKind::Flow, slot);
                 continue;
             };
-            let (waiting, waiting_bytes) = (queue.payloads.len(), queue.payloads.bytes());
+            let (waiting, charged_before) = (queue.payloads.len(), queue.payloads.charged_bytes());
             let Some(departure) = queue.depart(now_ns, expiry) else {
                 // The flow was emptied since it was woken, or by its class's rule.
                 filled.stale += waiting as u64;
-                self.bytes -= waiting_bytes;
+                self.charged_bytes -= charged_before;
                 self.occupied -= usize::from(waiting > 0);
                 turns.end_turn(TurnKind::Flow, slot, 0, false);
                 continue;
             };
             filled.stale += (waiting - queue.payloads.len()) as u64;
-            self.bytes -= waiting_bytes - queue.payloads.bytes();
+            self.charged_bytes -= charged_before - queue.payloads.charged_bytes();
             if let Err(at_ns) = departure {
                 self.capped.push(at_ns, slot);
                 filled.capped = true;
@@ -283,7 +299,7 @@ impl Outbox {
             queue.misses = 0;
             queue.departure.left(now_ns, charged_bytes, packets);
             queue.payloads.pop();
-            self.bytes -= len;
+            self.charged_bytes -= Segments::charge(len);
             let more = !queue.payloads.is_empty();
             self.occupied -= usize::from(!more);
             if more && queue.terms.deadline_ns.is_some() {

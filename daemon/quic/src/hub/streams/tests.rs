@@ -12,7 +12,7 @@ use sched::class::ClassSettings;
 use super::*;
 use crate::{
     class::Class,
-    hub::{Hub, QueueLimits},
+    hub::{Hub, Losses, QueueLimits},
     ledger::account::Account,
     schedule::Schedule,
 };
@@ -115,6 +115,22 @@ fn streams_that_are_reset_or_forgotten_cost_their_class_nothing() {
     let name = connection.open(4, &terms, 100);
     connection.allow(4, 100);
     assert_eq!(connection.turn(0), Some((name, 100)));
+}
+
+#[test]
+fn payloads_in_capsules_that_end_with_their_stream_are_counted() {
+    let mut connection = Connection::new(Discipline::Rr);
+    let losses = Arc::<Losses>::default();
+    for (id, ends) in
+        [(0, State::forget as fn(&mut State, u32) -> bool), (4, |state, name| state.cancel(name, 7_u32.into()))]
+    {
+        let name = connection.open(id, &terms(|_| ()), 10);
+        let mut state = connection.hub.lock();
+        let slot = state.streams.slot(name).unwrap();
+        (0..3).for_each(|_| _ = slot.queue.push_payload(b"never sent", 1_000, &losses, 0));
+        assert!(ends(&mut state, name));
+    }
+    assert_eq!(losses.unsent.load(Relaxed), 6);
 }
 
 #[test]
