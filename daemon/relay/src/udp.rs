@@ -1,14 +1,18 @@
 //! The pump of one UDP tunnel: payloads from the client to the target and back, until either side ends.
 
 use std::{
-    future::poll_fn,
+    future::{poll_fn, ready},
+    mem::replace,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
 };
 
-use futures::task::{waker, waker_ref};
+use futures::{
+    FutureExt as _,
+    task::{waker, waker_ref},
+};
 use masque::h3::Code;
 use quic::{
     h3::{self, Request},
@@ -30,6 +34,16 @@ use crate::udp_target::{Flush, TargetError, UdpTarget, UplinkCounters};
 
 /// How many batches one tunnel moves in either direction before other tunnels get a turn.
 const ROUNDS: usize = 8;
+
+/// How many messages one tunnel sends to its target before other tunnels get a turn. A full batch of equal payloads takes some fifty at
+/// most. Only payloads that cannot share a message need more, and empty ones may come by the ten thousand.
+const SENDS: usize = 256;
+
+/// The room for a chunk beyond its last payload, which may be as large as a queue: the bound must not drop the first.
+const CHUNK_ROOM_BYTES: usize = 8 * 1024;
+
+/// How long the client of a tunnel that has ended properly may take to receive the capsules that wait for it.
+const FAREWELL: Duration = Duration::from_secs(10);
 
 /// Why a tunnel ended.
 #[derive(Debug, thiserror::Error)]
@@ -98,11 +112,10 @@ impl UdpPump {
         idle: Duration,
         metrics: Arc<RelayMetrics>,
     ) -> Self {
-        let uplink = Segments::new(queue_bytes);
+        let (uplink, chunk) = (Segments::new(queue_bytes), Segments::new(queue_bytes + CHUNK_ROOM_BYTES));
         let target_stirred = Arc::<Stirred>::default();
         target.receive(|| waker(target_stirred.clone()));
         let (last_moved, idle_timer) = (Instant::now(), Box::pin(tokio::time::sleep(idle)));
-        let chunk = Segments::new(queue_bytes);
         // Asked first, so that the first turn applies settings that arrive only now.
         let is_settled = client.settings().is_some();
         let tunnel = UdpTunnel::new(request, client.datagrams_allowed(), queue_bytes);
@@ -131,27 +144,31 @@ impl UdpPump {
     /// Not an `async fn`, whose state has room for its argument as well as for its later form: each idle tunnel would take
     /// twice the memory.
     pub fn run(self) -> impl Future<Output = &'static str> + Send + 'static {
-        let mut running = Some(self);
-        poll_fn(move |cx| {
-            let end = match &mut running {
-                Some(pump) => ready!(pump.poll(cx)),
-                None => return Poll::Pending,
-            };
-            // `running` is always `Some` here.
-            running.take().map_or(Poll::Pending, |pump| Poll::Ready(pump.end(end)))
-        })
+        let mut running = Running(Stage::Moves(self));
+        poll_fn(move |cx| running.poll(cx))
     }
 
-    /// Ends both sides for a reason; returns a word for it.
-    fn end(self, end: UdpEnd) -> &'static str {
+    /// Ends both sides for a reason. Returns what completes, with a word for the reason, when the last capsules have left.
+    fn end(self, end: &UdpEnd) -> Leaving {
         tracing::debug!(reason = %end, "tunnel ended");
-        match &end {
-            UdpEnd::Finished | UdpEnd::Idle => self.tunnel.finish(),
-            UdpEnd::Client(error) => self.tunnel.reset(error.code()),
+        self.note_unread();
+        let label = end.label();
+        let code = match end {
+            UdpEnd::Finished | UdpEnd::Idle => {
+                let finishing = self.tunnel.finish_within(FAREWELL);
+                return Box::pin(finishing.map(move |()| label));
+            }
+            UdpEnd::Client(error) => error.code(),
             // RFC 9298 §3.1: an unreachable target ends the stream.
-            UdpEnd::Target(_) => self.tunnel.reset(Code::ConnectError),
-        }
-        end.label()
+            UdpEnd::Target(_) => Code::ConnectError,
+        };
+        self.tunnel.reset(code);
+        Box::pin(ready(label))
+    }
+
+    /// Counts the payloads that will not reach the target.
+    fn note_unread(&self) {
+        self.tunnel.losses().note_unread(self.uplink.len() + self.chunk.len());
     }
 
     /// Moves payloads as far as possible; ready when the tunnel has ended.
@@ -206,7 +223,7 @@ impl UdpPump {
     fn poll_up(&mut self, cx: &mut Context<'_>, more: &mut bool) -> Result<Up, UdpEnd> {
         let mut counters = UplinkCounters::default();
         let mut up = Up::default();
-        let mut rounds = 0;
+        let (mut rounds, mut sends) = (0, SENDS);
         let outcome = loop {
             if self.uplink.is_empty() && self.chunk.is_empty() {
                 match self.tunnel.poll_recv(cx, &mut self.uplink) {
@@ -219,27 +236,32 @@ impl UdpPump {
                     Poll::Ready(Ok(true)) => {}
                 }
             }
+            let Self { uplink, chunk, .. } = self;
             let leaving = match self.gate.is_capped() {
                 // A reserved chunk is sent as it is.
-                _ if !self.chunk.is_empty() => &mut self.chunk,
-                false => &mut self.uplink,
+                _ if !chunk.is_empty() => chunk,
+                false => uplink,
                 true => {
-                    while let Some(payload) = self.uplink.front()
-                        && !Gate::is_chunk(self.chunk.bytes(), self.chunk.len())
+                    while let Some(payload) = uplink.front()
+                        && !Gate::is_chunk(chunk.bytes(), chunk.len())
                     {
-                        self.chunk.push(payload);
-                        self.uplink.pop();
+                        chunk.push(payload);
+                        uplink.pop();
                     }
-                    &mut self.chunk
+                    chunk
                 }
             };
             let load = TransferCost { bytes: leaving.bytes() as u64, packets: leaving.len() as u64 };
             if self.gate.poll(cx, load).is_pending() {
                 break Ok(());
             }
-            match self.target.flush(leaving, &mut counters) {
+            match self.target.flush(leaving, &mut sends, &mut counters) {
                 Err(error) => break Err(error.into()),
                 Ok(Flush::Done) => self.gate.passed(),
+                Ok(Flush::Paused) => {
+                    *more = true;
+                    break Ok(());
+                }
                 // The socket is full: retry at once if it has room again, otherwise when it wakes us.
                 Ok(Flush::Blocked) => match self.target.poll_writable(cx) {
                     Poll::Pending => break Ok(()),
@@ -313,6 +335,43 @@ impl UdpPump {
         }
         self.metrics.add_downlink(packets, bytes);
         outcome.map(|()| packets > 0)
+    }
+}
+
+/// What remains of a tunnel that has ended.
+type Leaving = Pin<Box<dyn Future<Output = &'static str> + Send>>;
+
+/// What a pump does.
+#[expect(clippy::large_enum_variant, reason = "a pump is in this state for all its life but the last seconds")]
+enum Stage {
+    Moves(UdpPump),
+    Leaves(Leaving),
+    Over,
+}
+
+/// A pump that was started. If it is dropped while it moves payloads, those that wait are counted.
+struct Running(Stage);
+
+impl Running {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<&'static str> {
+        loop {
+            let end = match &mut self.0 {
+                Stage::Moves(pump) => ready!(pump.poll(cx)),
+                Stage::Leaves(leaving) => return leaving.as_mut().poll(cx),
+                Stage::Over => return Poll::Pending,
+            };
+            if let Stage::Moves(pump) = replace(&mut self.0, Stage::Over) {
+                self.0 = Stage::Leaves(pump.end(&end));
+            }
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Stage::Moves(pump) = &self.0 {
+            pump.note_unread();
+        }
     }
 }
 

@@ -24,7 +24,7 @@ use socket2::SockRef;
 use tokio::{
     io::{AsyncRead as _, AsyncWrite as _, ReadBuf},
     net::TcpStream,
-    time::{Instant, timeout, timeout_at},
+    time::{Instant, timeout_at},
 };
 
 use super::gate::{Gate, TransferCost};
@@ -197,7 +197,7 @@ impl TcpPump {
 
     /// Relays until both sides have ended, one has failed, or no bytes have moved for `idle`. Calls `on_class` with the
     /// old and the new class when the tunnel's class changes. When both sides have ended, waits for at most `idle` until the other
-    /// end has acknowledged everything: a connection that is closed before that cuts the tail. A tunnel whose socket has stopped taking
+    /// end has acknowledged everything, because a connection that is closed before that cuts the tail, and then resets the stream. A tunnel whose socket has stopped taking
     /// bytes ends when the connection has no room for so many of them.
     pub async fn run(mut self, idle: Duration, mut on_class: impl FnMut(&TcpStream, &Class, &Arc<Class>)) -> End {
         let (mut moved, mut quiet_since) = (self.traffic.bytes(), Instant::now());
@@ -209,9 +209,9 @@ impl TcpPump {
             match timeout_at(due, poll_fn(|cx| self.poll(cx, &mut on_class))).await {
                 Ok(Ok(Step::Ended)) => {
                     _ = SockRef::from(&self.socket).set_linger(None);
-                    let Self { mut request, socket, .. } = self;
+                    let Self { request, socket, .. } = self;
                     drop(socket);
-                    _ = timeout(idle, poll_fn(|cx| request.send.poll_acknowledged(cx))).await;
+                    request.send.finish_within(idle).await;
                     return End::Finished;
                 }
                 Ok(Ok(Step::Stopped)) => break End::Stopped,

@@ -5,6 +5,7 @@
 use std::{
     sync::Arc,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -25,6 +26,9 @@ use quic::{
 
 /// How many bytes of payloads from capsules are taken at once.
 const CHUNK_BYTES: usize = 16 * 1024;
+
+/// How many payloads from capsules are taken at once: as many as a chunk has of small ones.
+const CHUNK_PAYLOADS: usize = 256;
 
 /// The longest DATAGRAM capsule that is kept whole: context ID and the longest UDP payload.
 const CAPSULE_BYTES: u16 = datagram::MAX_UDP_PAYLOAD_BYTES as u16 + 8;
@@ -169,7 +173,7 @@ impl UdpTunnel {
                 if let Some(payload) = self.flow.on_capsule(capsule)? {
                     self.flow.note_overflow(payloads.push(&payload));
                 }
-                if payloads.bytes() >= CHUNK_BYTES {
+                if payloads.bytes() >= CHUNK_BYTES || payloads.len() >= CHUNK_PAYLOADS {
                     return Poll::Ready(Ok(true));
                 }
             }
@@ -231,6 +235,18 @@ impl UdpTunnel {
     pub fn finish(mut self) {
         self.send.finish();
         self.recv.stop(Code::NoError);
+    }
+
+    /// As [`finish`](Self::finish). If capsules wait, or the response itself, waits for at most `limit` until the peer has acknowledged
+    /// them, and then resets the stream: a peer that allows no bytes would keep them in memory until its connection ends.
+    pub async fn finish_within(self, limit: Duration) {
+        let Self { mut send, recv, flow, .. } = self;
+        recv.stop(Code::NoError);
+        drop(flow);
+        match send.unsent_bytes() {
+            0 => send.finish(),
+            _ => send.finish_within(limit).await,
+        }
     }
 
     /// Ends the tunnel abruptly.

@@ -7,6 +7,7 @@ mod documents;
 mod edt_pace;
 mod install;
 mod names;
+mod pumps;
 mod soak;
 mod strangers;
 mod summary;

@@ -4,6 +4,7 @@ use std::{
     future::poll_fn,
     sync::{Arc, atomic::Ordering::Relaxed},
     task::{Context, Poll},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -168,6 +169,20 @@ impl ScheduledSendStream {
         }
     }
 
+    /// Ends the stream properly and waits until the peer has acknowledged all of it. After `limit`, or if the future is dropped before,
+    /// resets the stream with H3_REQUEST_CANCELLED: bytes that a peer does not take would stay in memory until its connection ends.
+    pub async fn finish_within(mut self, limit: Duration) {
+        self.finish();
+        let limit_ns = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
+        let mut timer = (self.of.hub.clock().sleep_until)(self.of.now_ns().saturating_add(limit_ns));
+        let mut leaving = Leaving { stream: self, is_acknowledged: false };
+        poll_fn(|cx| {
+            leaving.is_acknowledged = leaving.stream.poll_acknowledged(cx).is_ready();
+            if leaving.is_acknowledged { Poll::Ready(()) } else { timer.as_mut().poll(cx) }
+        })
+        .await;
+    }
+
     /// Ends the stream abruptly; discards the queued bytes.
     pub fn reset(self, code: application::Error) {
         self.cancel(code);
@@ -197,6 +212,21 @@ impl ScheduledSendStream {
     fn cancel(&self, code: application::Error) {
         self.of.hub.lock().cancel(self.name, code);
         self.of.wake();
+    }
+}
+
+/// A finished stream whose last bytes are on their way. Dropping it earlier resets the stream.
+struct Leaving {
+    stream: ScheduledSendStream,
+    /// Whether the peer has acknowledged all of it, or it has failed.
+    is_acknowledged: bool,
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        if !self.is_acknowledged {
+            self.stream.cancel(CANCELLED.into());
+        }
     }
 }
 

@@ -4,6 +4,7 @@ use std::{
     future::poll_fn,
     sync::Arc,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use admission::strangers::{ClientStanding, StreamFrames};
@@ -215,6 +216,12 @@ impl SendStream {
     /// Ends the message properly.
     pub fn finish(&mut self) {
         self.stream.finish();
+    }
+
+    /// Ends the message properly and waits for at most `limit` until the peer has acknowledged all of it (see
+    /// [`dispatch::ScheduledSendStream::finish_within`]).
+    pub async fn finish_within(self, limit: Duration) {
+        self.stream.finish_within(limit).await;
     }
 
     /// Ends the stream abruptly.

@@ -35,6 +35,24 @@ async fn mixed_sizes_are_split_into_runs_and_empty_payloads_go_alone() {
 }
 
 #[tokio::test]
+async fn a_flush_makes_no_more_sends_than_it_may_and_leaves_the_rest_in_order() {
+    let (peer, target) = pair(Ipv4Addr::LOCALHOST.into()).await;
+    let sent = payloads(&[0, 0, 300, 300, 300, 0, 0]);
+    let (mut queue, mut counters) = (queue_of(&sent), UplinkCounters::default());
+    let mut left = Vec::new();
+    for may in [0, 1, 2, 1] {
+        let mut sends = may;
+        assert_eq!(target.flush(&mut queue, &mut sends, &mut counters).unwrap(), Flush::Paused);
+        assert_eq!(sends, 0);
+        left.push((queue.len(), counters.messages));
+    }
+    assert_eq!(left, [(7, 0), (6, 1), (2, 3), (1, 4)], "a run of equal sizes is one send");
+    let mut sends = 2;
+    assert_eq!(target.flush(&mut queue, &mut sends, &mut counters).unwrap(), Flush::Done);
+    assert_eq!((sends, receive_at(&peer, 7).await), (1, sent));
+}
+
+#[tokio::test]
 async fn batches_from_the_target_arrive_joined_and_are_split_again() {
     let (peer, target) = pair(Ipv4Addr::LOCALHOST.into()).await;
     let address = target.raw().local_addr().unwrap();
@@ -166,7 +184,7 @@ async fn a_closed_port_ends_a_tunnel_that_goes_on_sending_whoever_reads_the_erro
             let ended = async {
                 loop {
                     let (mut queue, mut counters) = (queue_of(&payloads(&[1])), UplinkCounters::default());
-                    if let Err(error) = target.flush(&mut queue, &mut counters) {
+                    if let Err(error) = target.flush(&mut queue, &mut { ALL }, &mut counters) {
                         return error;
                     }
                     if is_listening
@@ -248,7 +266,7 @@ async fn a_full_socket_blocks_and_loses_nothing() {
     let sent = payloads(&(0..200).collect::<Vec<_>>());
     let (mut queue, mut counters) = (queue_of(&sent), UplinkCounters::default());
     let (mut got, mut blocked, mut buffer) = (Vec::new(), 0, [0; 200]);
-    while target.flush(&mut queue, &mut counters).unwrap() == Flush::Blocked {
+    while target.flush(&mut queue, &mut { ALL }, &mut counters).unwrap() == Flush::Blocked {
         blocked += 1;
         assert_eq!(queue.len() as u64 + counters.sent, 200);
         let waits = poll_fn(|cx| Poll::Ready(target.poll_writable(cx).is_pending())).await;
@@ -273,7 +291,7 @@ fn filled() -> (UdpTarget, Segments, socket2::Socket) {
     near.set_send_buffer_size(1).unwrap();
     let target = UdpTarget::register(near).unwrap();
     let mut queue = queue_of(&payloads(&(0..200).collect::<Vec<_>>()));
-    assert_eq!(target.flush(&mut queue, &mut UplinkCounters::default()).unwrap(), Flush::Blocked);
+    assert_eq!(target.flush(&mut queue, &mut { ALL }, &mut UplinkCounters::default()).unwrap(), Flush::Blocked);
     (target, queue, far)
 }
 
@@ -282,7 +300,7 @@ async fn the_second_descriptor_is_kept_until_the_queue_is_empty() {
     let (target, mut queue, far) = filled();
     let mut counters = UplinkCounters::default();
     let mut blocked = 0;
-    while target.flush(&mut queue, &mut counters).unwrap() == Flush::Blocked {
+    while target.flush(&mut queue, &mut { ALL }, &mut counters).unwrap() == Flush::Blocked {
         blocked += 1;
         assert_eq!(target.room.borrow().is_open(), blocked > 1);
         while far.recv(&mut []).is_ok() {}
@@ -333,6 +351,9 @@ fn loopbacks(test: &str) -> Vec<IpAddr> {
     vec![v4]
 }
 
+/// More sends than any test makes at once.
+const ALL: usize = usize::MAX;
+
 /// Far longer than loopback needs; only a failing test waits for it.
 const SOON: Duration = Duration::from_secs(10);
 
@@ -356,7 +377,7 @@ fn queue_of(payloads: &[Vec<u8>]) -> Segments {
 
 async fn send(target: &UdpTarget, payloads: &[Vec<u8>]) -> UplinkCounters {
     let (mut queue, mut counters) = (queue_of(payloads), UplinkCounters::default());
-    while target.flush(&mut queue, &mut counters).unwrap() == Flush::Blocked {
+    while target.flush(&mut queue, &mut { ALL }, &mut counters).unwrap() == Flush::Blocked {
         poll_fn(|cx| target.poll_writable(cx)).await.unwrap();
     }
     counters

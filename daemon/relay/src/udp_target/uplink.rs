@@ -38,21 +38,31 @@ pub struct UplinkCounters {
 pub enum Flush {
     /// The queue is empty.
     Done,
+    /// As many sends were tried as were allowed.
+    Paused,
     /// The socket's buffer is full: flush again when [`UdpTarget::poll_writable`] is ready.
     Blocked,
 }
 
 impl UdpTarget {
-    /// Sends all of `queue`, one message per run of equal sizes, in order.
+    /// Sends `queue`, one message per run of equal sizes, in order. Each message that is tried takes one from `sends`; at zero, the rest
+    /// of the queue waits. From 64 sends on, a call makes progress whatever fails.
     ///
     /// A payload too large for the device is dropped alone, even from the middle of a run, and counted. If the device
     /// cannot segment, this socket sends singly from then on, and loses nothing.
     ///
     /// # Errors
     /// [`TargetError`] if the tunnel has to end; the rest of the queue is then useless.
-    pub fn flush(&self, queue: &mut Segments, counters: &mut UplinkCounters) -> Result<Flush, TargetError> {
+    pub fn flush(
+        &self,
+        queue: &mut Segments,
+        sends: &mut usize,
+        counters: &mut UplinkCounters,
+    ) -> Result<Flush, TargetError> {
         let mut flushing = Flushing { target: self, counters, singly: 0, suspected: false, failures: 0 };
         while let Some((bytes, segment_bytes, count)) = queue.run(flushing.most_segments()) {
+            let Some(left) = sends.checked_sub(1) else { return Ok(Flush::Paused) };
+            *sends = left;
             match self.try_send(bytes, segment_bytes) {
                 Ok(()) => flushing.sent(bytes.len(), count),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Flush::Blocked),

@@ -1,0 +1,157 @@
+//! What the relay does at the ends of tunnels: its pumps, over a simulated network, toward real sockets of the loopback device. The kernel
+//! does not follow virtual time, so no tunnel here waits for its socket.
+
+#![expect(clippy::unwrap_used, reason = "helpers fail a test in the same way as the test itself")]
+
+use std::future::poll_fn;
+use std::net::UdpSocket;
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::Arc;
+use std::time::Duration;
+
+use config::targets::Protocol;
+use lab::client::Tunnel;
+use lab::simulation::{CLOCK, Ends, SEED, accept, simulate_served, target, within};
+use masque::h3::Code;
+use masque::request::TunnelProtocol;
+use masque::tunnel::Form;
+use quic::class::Membership;
+use quic::h3::{self, Request};
+use relay::udp::UdpPump;
+use relay::udp_target::{SocketBuffers, UdpTarget};
+use role::gate::Gate;
+use role::traffic::Traffic;
+use role::tunnel::UdpTunnel;
+use s2n_quic::provider::io::testing::{Model, time};
+use tokio::runtime::{Builder, Runtime};
+
+/// Longer than any expected event takes.
+const LONG: Duration = Duration::from_secs(60);
+
+const QUEUE_BYTES: usize = 16 << 20;
+
+fn network() -> Model {
+    let model = Model::default();
+    model.set_delay(Duration::from_millis(10));
+    model
+}
+
+/// The runtime of the relay's sockets.
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+fn gate(protocol: Protocol) -> Gate {
+    Gate::new(Membership::default(), Arc::default(), true, protocol)
+}
+
+#[test]
+fn a_flood_of_empty_payloads_leaves_other_tasks_their_turns() {
+    const PAYLOADS: u64 = 3_000;
+    let runtime = runtime();
+    let _entered = runtime.enter();
+    let sink = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let to = sink.local_addr().unwrap();
+    for form in [Form::Datagram, Form::Capsule] {
+        let (sent, most) = (Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default());
+        let counts = (sent.clone(), most.clone());
+        let serve = move |mut request: Request, client: h3::Client| {
+            let (sent, most) = counts.clone();
+            async move {
+                let Ok(Some(TunnelProtocol::Udp)) = accept(&mut request, &client).await else { return };
+                let target = UdpTarget::connect(to, None, SocketBuffers::default()).unwrap();
+                let traffic = Arc::<Traffic>::default();
+                let (of, gate) = ((request, client), gate(Protocol::Udp));
+                let pump = UdpPump::new(of, target, gate, traffic.clone(), QUEUE_BYTES, LONG, Arc::default());
+                let mut running = pin!(pump.run());
+                // All have arrived before its first turn.
+                time::delay(Duration::from_secs(2)).await;
+                poll_fn(|cx| {
+                    let polled = running.as_mut().poll(cx);
+                    let now = traffic.moved().0.packets;
+                    most.fetch_max(now - sent.swap(now, Relaxed), Relaxed);
+                    polled
+                })
+                .await;
+            }
+        };
+        let scenario = move |ends: Ends| async move {
+            let mut tunnel = ends.relay.open_udp(&target()).await.unwrap().tunnel;
+            {
+                let mut batch = tunnel.batch(Some(form));
+                (0..PAYLOADS).for_each(|_| batch.push(b""));
+            }
+            time::delay(Duration::from_secs(4)).await;
+            assert_eq!(sent.load(Relaxed), PAYLOADS, "all are sent as {form:?}");
+            let most = most.load(Relaxed);
+            assert!((200..=256).contains(&most), "{most} sends in one turn as {form:?}");
+        };
+        simulate_served(&network(), SEED, serve, scenario).unwrap();
+    }
+}
+
+/// How the end of a tunnel goes on.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum After {
+    /// The client reads what waits.
+    Reads,
+    /// The client reads nothing.
+    Keeps,
+    /// The client reads nothing, and someone ends the wait.
+    Cut,
+}
+
+#[test]
+fn what_the_client_of_an_ended_tunnel_does_not_take_is_kept_for_a_while_only() {
+    /// More than the client's window for a stream.
+    const PAYLOADS: usize = 4_000;
+    const LIMIT: Duration = Duration::from_secs(10);
+    for after in [After::Reads, After::Keeps, After::Cut] {
+        let took_ms = Arc::<AtomicU64>::default();
+        let took = took_ms.clone();
+        let serve = move |mut request: Request, client: h3::Client| {
+            let took_ms = took.clone();
+            async move {
+                let Ok(Some(TunnelProtocol::Udp)) = accept(&mut request, &client).await else { return };
+                let mut tunnel = UdpTunnel::new(request, true, QUEUE_BYTES);
+                {
+                    let mut batch = tunnel.batch(Some(Form::Capsule));
+                    (0..PAYLOADS).for_each(|_| batch.push(&[1; 1_000]));
+                }
+                let begun_ns = (CLOCK.now_ns)();
+                let patience = if after == After::Cut { Duration::from_secs(1) } else { LONG };
+                _ = within(patience, tunnel.finish_within(LIMIT)).await;
+                took_ms.store(((CLOCK.now_ns)() - begun_ns) / 1_000_000, Relaxed);
+            }
+        };
+        let scenario = move |ends: Ends| async move {
+            let mut tunnel = Tunnel::new(ends.relay.open_udp(&target()).await.unwrap().tunnel);
+            let mut received = 0;
+            if after == After::Reads {
+                while tunnel.recv().await.expect("the tunnel ends properly").is_some() {
+                    received += 1;
+                }
+                assert_eq!(received, PAYLOADS);
+            }
+            time::delay(Duration::from_secs(12)).await;
+            assert_eq!(ends.server.streams.get(), 0, "nothing of it is left: {after:?}");
+            let took_ms = took_ms.load(Relaxed);
+            match after {
+                After::Reads => assert!(took_ms < 9_000, "{took_ms} ms"),
+                After::Keeps => assert!((10_000..10_010).contains(&took_ms), "{took_ms} ms"),
+                After::Cut => assert!((1_000..1_010).contains(&took_ms), "{took_ms} ms"),
+            }
+            if after != After::Reads {
+                let ended = loop {
+                    match tunnel.recv().await {
+                        Ok(payload) => assert!(payload.is_some(), "a part of the capsules is not taken for all"),
+                        Err(error) => break error,
+                    }
+                };
+                assert_eq!(ended.code(), Code::RequestCancelled, "{ended:?}");
+            }
+        };
+        simulate_served(&network(), SEED, serve, scenario).unwrap();
+    }
+}
