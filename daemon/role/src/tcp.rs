@@ -14,9 +14,13 @@ use std::{
 };
 
 use bytes::{Buf as _, Bytes};
-use masque::h3::{self, Code, Part};
+use masque::{
+    datagram,
+    h3::{self, Code, Part},
+};
 use quic::{
     class::{Class, PolicyRole},
+    dispatch::StreamWriteError,
     h3::{Client, Error, Request},
     stopped::{READER_PATIENCE, StoppedReader, StoppedReaders},
 };
@@ -64,6 +68,15 @@ pub enum End {
 }
 
 impl End {
+    /// Returns the code with which both halves of the stream end, unless both sides finished.
+    const fn code(&self) -> Code {
+        match self {
+            // A datagram has ended the sending half (RFC 9297 §2), or the connection is gone.
+            Self::Failed(TcpError::Http(Error::Ended(StreamWriteError::Cancelled))) => datagram::WITHOUT_USE,
+            _ => Code::ConnectError,
+        }
+    }
+
     /// Returns the word for it at a relay.
     #[must_use]
     pub const fn label(&self) -> &'static str {
@@ -231,7 +244,7 @@ impl TcpPump {
             }
         };
         tracing::debug!("tunnel failed: {end:?}");
-        self.request.reset(Code::ConnectError);
+        self.request.reset(end.code());
         end
     }
 
@@ -300,6 +313,10 @@ impl TcpPump {
     }
 
     fn poll_from_socket(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), TcpError>> {
+        if !self.socket_finished {
+            // A peer that reads no more ends the tunnel, although the socket may be silent for long (RFC 9114 §4.4).
+            self.request.send.poll_stopped(cx)?;
+        }
         while !self.socket_finished {
             // A slow peer delays reading from the socket instead of filling our memory.
             ready!(self.request.send.poll_ready(cx))?;

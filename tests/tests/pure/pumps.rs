@@ -4,10 +4,11 @@
 #![expect(clippy::unwrap_used, reason = "helpers fail a test in the same way as the test itself")]
 
 use std::future::poll_fn;
-use std::net::UdpSocket;
+use std::io::{ErrorKind, Read as _};
+use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use config::targets::Protocol;
@@ -21,6 +22,7 @@ use quic::h3::{self, Request};
 use relay::udp::UdpPump;
 use relay::udp_target::{SocketBuffers, UdpTarget};
 use role::gate::Gate;
+use role::tcp::{End, TcpPump};
 use role::traffic::Traffic;
 use role::tunnel::UdpTunnel;
 use s2n_quic::provider::io::testing::{Model, time};
@@ -151,6 +153,66 @@ fn what_the_client_of_an_ended_tunnel_does_not_take_is_kept_for_a_while_only() {
                 };
                 assert_eq!(ended.code(), Code::RequestCancelled, "{ended:?}");
             }
+        };
+        simulate_served(&network(), SEED, serve, scenario).unwrap();
+    }
+}
+
+/// How a client ends a TCP tunnel although its target is silent.
+#[derive(Clone, Copy, Debug)]
+enum Ending {
+    /// It asks the relay to send no more.
+    StopsReading,
+    /// It sends a datagram.
+    SendsDatagram,
+}
+
+#[test]
+fn a_client_ends_a_tcp_tunnel_whose_target_is_silent() {
+    let runtime = runtime();
+    let _entered = runtime.enter();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = listener.local_addr().unwrap();
+    for ending in [Ending::StopsReading, Ending::SendsDatagram] {
+        let end = Arc::<Mutex<Option<End>>>::default();
+        let ended = end.clone();
+        let serve = move |mut request: Request, client: h3::Client| {
+            let end = ended.clone();
+            async move {
+                let Ok(Some(TunnelProtocol::Tcp)) = accept(&mut request, &client).await else { return };
+                let socket = TcpStream::connect(to).unwrap();
+                socket.set_nonblocking(true).unwrap();
+                let socket = tokio::net::TcpStream::from_std(socket).unwrap();
+                let pump = TcpPump::new(request, &client, socket, gate(Protocol::Tcp), Arc::default());
+                let ended = pump.run(LONG, |_, _, _| {}).await;
+                *end.lock().unwrap() = Some(ended);
+            }
+        };
+        let mut silent = None;
+        let accepted = listener.try_clone().unwrap();
+        let scenario = move |ends: Ends| async move {
+            let request = ends.relay.open_tcp(&target(), None).await.unwrap();
+            let (mut peer, _) = accepted.accept().unwrap();
+            peer.set_read_timeout(Some(LONG)).unwrap();
+            let Request { recv, mut send, flow, .. } = request;
+            let code = match ending {
+                Ending::StopsReading => {
+                    recv.stop(Code::RequestCancelled);
+                    Code::ConnectError
+                }
+                Ending::SendsDatagram => {
+                    silent = Some(recv);
+                    flow.batch().push(b"of no use");
+                    Code::DatagramError
+                }
+            };
+            time::delay(Duration::from_secs(1)).await;
+            let end = end.lock().unwrap().take();
+            assert!(matches!(end, Some(End::Failed(_))), "{ending:?}: {end:?}");
+            let stopped = poll_fn(|cx| std::task::Poll::Ready(send.poll_stopped(cx))).await.unwrap_err();
+            assert_eq!(stopped.reset_code(), Some(code.value()), "{ending:?}: {stopped:?}");
+            assert_eq!(peer.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset, "{ending:?}");
+            drop(silent);
         };
         simulate_served(&network(), SEED, serve, scenario).unwrap();
     }

@@ -99,8 +99,12 @@ fn a_datagram_in_a_tcp_tunnel_ends_it() {
     let site = Site::new(Terms::default()).unwrap();
     let server = accept(&site, Family::V4, |mut stream| {
         stream.write_all(b"welcome").unwrap();
-        // To the end, in whichever way it comes.
-        _ = stream.read(&mut [0]);
+        let ended = stream.read(&mut [0]).unwrap_err();
+        assert_eq!(
+            ended.kind(),
+            std::io::ErrorKind::ConnectionReset,
+            "the target sends nothing, and learns it at once"
+        );
     });
     site.client(async || {
         let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
@@ -109,6 +113,30 @@ fn a_datagram_in_a_tcp_tunnel_ends_it() {
         request.flow.batch().push(b"of no use");
         let ended = receive(&mut request, 1).await.unwrap_err();
         assert_eq!(ended.reset_code(), Some(Code::DatagramError.value()), "{ended:?}");
+        site.counted("the tunnel to be closed", |counts| counts.closed("client") == 1).await.unwrap();
+    })
+    .unwrap();
+    server.join().unwrap();
+}
+
+#[test]
+fn a_client_that_stops_reading_ends_the_connection_to_a_silent_target() {
+    lab::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    let server = accept(&site, Family::V4, |mut stream| {
+        stream.write_all(b"welcome").unwrap();
+        let ended = stream.read(&mut [0]).unwrap_err();
+        assert_eq!(ended.kind(), std::io::ErrorKind::ConnectionReset);
+    });
+    site.client(async || {
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        let mut request = client.relay.open_tcp(&target(&site, Family::V4), None).await.unwrap();
+        assert_eq!(receive(&mut request, 7).await.unwrap(), b"welcome");
+        // Only the receiving half: the client could still send.
+        let Request { recv, send, .. } = request;
+        recv.stop(Code::RequestCancelled);
+        site.counted("the tunnel to be closed", |counts| counts.closed("client") == 1).await.unwrap();
+        drop(send);
     })
     .unwrap();
     server.join().unwrap();
