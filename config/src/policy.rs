@@ -4,7 +4,7 @@
 //! between the bounds in [`ClassSettings`].
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use sched::class::{ClassSettings, DEFAULT};
 use sched::stream::{Discipline, Low};
@@ -96,6 +96,9 @@ pub struct Subject<'a> {
     pub name: Option<&'a str>,
     /// The target's address.
     pub address: SocketAddr,
+    /// The IPv4 address to which the operator's own NAT64 translates the target's, if it does
+    /// ([`TargetRules::translated`](crate::targets::TargetRules::translated)).
+    pub translated: Option<Ipv4Addr>,
     /// How the target is reached.
     pub protocol: Protocol,
     /// The listener's address, as configured.
@@ -234,8 +237,8 @@ impl PolicyRule {
 
     fn matches(&self, subject: &Subject<'_>) -> bool {
         let ip = subject.address.ip();
-        let is_target =
-            |to: &Pattern| to.covers_name(subject.name) || judged_by(ip).chain([ip]).any(|ip| to.covers(ip));
+        let judged = judged_by(subject.translated.map_or(ip, IpAddr::V4)).chain([ip]);
+        let is_target = |to: &Pattern| to.covers_name(subject.name) || judged.clone().any(|ip| to.covers(ip));
         self.matches_connection(subject.user, subject.listener)
             && !self.is_about_requests()
             && self.to.as_ref().is_none_or(|to| to.iter().any(is_target))

@@ -14,7 +14,7 @@
 //! ones; `deny` checks both.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::ops::RangeInclusive;
 
 use ipnet::IpNet;
@@ -142,11 +142,16 @@ impl TargetRules {
     /// Returns the addresses to check before `ip` is allowed: the addresses from [`judged_by`], and the IPv4 address that `ip` embeds under
     /// one of `nat64_prefixes`.
     pub fn judged_by(&self, ip: IpAddr) -> impl Iterator<Item = IpAddr> + Clone + use<> {
-        let translated = match ip {
+        judged_by(self.translated(ip).map_or(ip, IpAddr::V4))
+    }
+
+    /// Returns the IPv4 address that `ip` embeds under one of `nat64_prefixes`.
+    #[must_use]
+    pub fn translated(&self, ip: IpAddr) -> Option<Ipv4Addr> {
+        match ip {
             IpAddr::V6(v6) => self.nat64_prefixes.iter().find_map(|prefix| prefix.embedded(v6)),
             IpAddr::V4(_) => None,
-        };
-        judged_by(translated.map_or(ip, IpAddr::V4))
+        }
     }
 
     fn is_own(&self, ip: IpAddr) -> bool {

@@ -325,13 +325,25 @@ fn the_first_rule_that_matches_gives_the_class() {
     ];
     for (user, name, address, protocol, listener, class) in rows {
         let (address, listener) = (address.parse().unwrap(), listener.parse().unwrap());
-        let subject = Subject { user, name, address, protocol, listener };
+        let subject = Subject { user, name, address, translated: None, protocol, listener };
         let id = policy.classify(&subject);
         assert_eq!(policy.class(id).name, class, "{subject:?}");
         assert_eq!(policy.id_of(class), Some(id));
     }
     assert_eq!(policy.id_of("voip"), None);
     assert_eq!(policy.class(ClassId(99)).name, DEFAULT);
+}
+
+#[test]
+fn a_rule_about_ipv4_also_concerns_targets_behind_the_operators_own_nat64() {
+    let policy = valid("[class.a]\n[[rule]]\nclass = \"a\"\nto = \"10.0.0.0/8\"\n");
+    let (address, listener) = ("[2001:db8:64::a00:1]:443".parse().unwrap(), "192.0.2.1:443".parse().unwrap());
+    let rows = [(Some([10, 0, 0, 1]), "a"), (Some([11, 0, 0, 1]), DEFAULT), (None, DEFAULT)];
+    for (translated, class) in rows {
+        let translated = translated.map(Into::into);
+        let subject = Subject { user: None, name: None, address, translated, protocol: Protocol::Tcp, listener };
+        assert_eq!(policy.class(policy.classify(&subject)).name, class, "{subject:?}");
+    }
 }
 
 #[test]

@@ -43,22 +43,24 @@ impl ConnectedTarget {
     }
 }
 
-/// Connects to the first of a target's addresses that answers, and returns this address with the connection.
+/// Connects to the first of a target's addresses that answers, and returns this address with the connection. For TCP, calls `prepare` with
+/// each socket and its address before the first packet, and returns its result for the socket that was connected.
 ///
 /// # Errors
 /// The refusal for the response: the one of the last failed address.
-pub async fn first(
+pub async fn first<T>(
     relay: &Relay,
     rules: &Rules,
     protocol: targets::Protocol,
     addresses: Vec<SocketAddr>,
-) -> Result<(SocketAddr, ConnectedTarget), Refusal> {
+    prepare: impl Fn(&SockRef<'_>, SocketAddr) -> T,
+) -> Result<(SocketAddr, ConnectedTarget, Option<T>), Refusal> {
     let mut refusal = Refusal::Unroutable;
     match protocol {
         targets::Protocol::Udp => {
             for address in addresses {
                 match udp(relay, rules, address) {
-                    Ok(target) => return Ok((address, ConnectedTarget::Udp(target))),
+                    Ok(target) => return Ok((address, ConnectedTarget::Udp(target), None)),
                     Err(error) => refusal = error,
                 }
             }
@@ -66,8 +68,10 @@ pub async fn first(
         }
         targets::Protocol::Tcp => {
             let limit = rules.limits.connect_timeout;
+            let prepare = &prepare;
             let attempt = |address| async move {
-                tcp(relay, rules, address).await.map(|stream| (address, ConnectedTarget::Tcp(stream)))
+                let connected = tcp(relay, rules, address, |socket| prepare(socket, address)).await;
+                connected.map(|(stream, prepared)| (address, ConnectedTarget::Tcp(stream), Some(prepared)))
             };
             // A short limit shortens the stagger, so that several addresses get a turn within the limit.
             let racing = staggered(alternate(addresses).into_iter().map(attempt), STAGGER.min(limit / 8));
@@ -156,15 +160,20 @@ fn udp(relay: &Relay, rules: &Rules, target: SocketAddr) -> Result<UdpTarget, Re
 ///
 /// # Errors
 /// The refusal for the response.
-async fn tcp(relay: &Relay, rules: &Rules, target: SocketAddr) -> Result<TcpStream, Refusal> {
+async fn tcp<T>(
+    relay: &Relay,
+    rules: &Rules,
+    target: SocketAddr,
+    prepare: impl Fn(&SockRef<'_>) -> T,
+) -> Result<(TcpStream, T), Refusal> {
     let target = SocketAddr::new(target.ip().to_canonical(), target.port());
     let mut refusal = Refusal::Internal;
     for source in sources(relay, rules, target) {
-        match connect_tcp(target, source).await {
-            Ok(stream) => {
+        match connect_tcp(target, source, &prepare).await {
+            Ok((stream, prepared)) => {
                 // The client paces its own traffic; waiting to fill segments would only add delay.
                 _ = stream.set_nodelay(true);
-                return Ok(stream);
+                return Ok((stream, prepared));
             }
             Err(error) if lacks_ports(&error) => refusal = refuse_socket(&error, relay),
             Err(error) => {
@@ -181,13 +190,18 @@ async fn tcp(relay: &Relay, rules: &Rules, target: SocketAddr) -> Result<TcpStre
     Err(refusal)
 }
 
-async fn connect_tcp(target: SocketAddr, source: Option<IpAddr>) -> io::Result<TcpStream> {
+async fn connect_tcp<T>(
+    target: SocketAddr,
+    source: Option<IpAddr>,
+    prepare: impl Fn(&SockRef<'_>) -> T,
+) -> io::Result<(TcpStream, T)> {
     let kind = Type::STREAM.nonblocking().cloexec();
     let socket = Socket::new(Domain::for_address(target), kind, Some(Protocol::TCP))?;
     if let Some(source) = source {
         bind_address(&socket, source)?;
     }
-    TcpSocket::from_std_stream(socket.into()).connect(target).await
+    let prepared = prepare(&SockRef::from(&socket));
+    Ok((TcpSocket::from_std_stream(socket.into()).connect(target).await?, prepared))
 }
 
 /// A lack of descriptors, memory or ports is a matter of load. A broadcast address is refused with EACCES, and a target of a
@@ -241,6 +255,18 @@ mod tests {
         // The fifth waits for the end of another attempt.
         let crowd = [(1, None), (2, None), (-3, Some(5_000)), (4, None), (5, Some(10))];
         assert_eq!(race(crowd).await, (Some(Ok(5)), 5_510));
+    }
+
+    #[tokio::test]
+    async fn a_tcp_socket_is_prepared_before_its_first_packet() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let prepare = |socket: &SockRef<'_>| {
+            socket.set_tos_v4(0x88).unwrap();
+            socket.peer_addr().is_err()
+        };
+        let (stream, was_unconnected) = connect_tcp(listener.local_addr().unwrap(), None, prepare).await.unwrap();
+        assert!(was_unconnected);
+        assert_eq!(SockRef::from(&stream).tos_v4().unwrap(), 0x88);
     }
 
     #[test]

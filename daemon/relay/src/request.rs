@@ -11,7 +11,7 @@ use masque::{
 };
 use quic::class::{Class, Terms};
 use role::{admitted::frame_rates, holder::Holder, limits::GaugePlace};
-use socket2::SockRef;
+use socket2::{Domain, SockRef};
 
 use super::{
     Relay, RelayClient, RelayMetrics, Rules,
@@ -178,26 +178,40 @@ pub async fn admit(
     admit_client(relay, rules, client, &holder)?;
     let joined = found.map(|found| found.and_then(KeyedTunnel::join));
     joined.iter().for_each(|joined| relay.resources.metrics.continuations.note(joined));
+    let expires = user.as_ref().and_then(|user| user.expires);
+    let (user, name) = (user.map(|user| user.name), name.map(Box::<str>::from));
+    let origin = |next_hop: SocketAddr| TunnelOrigin {
+        user: user.clone(),
+        name: name.clone(),
+        next_hop,
+        translated: rules.targets.translated(next_hop.ip()),
+        protocol,
+        listener: client.listener,
+    };
+    // A TCP socket has the marks of its class from its first packet on.
+    let prepare = |socket: &SockRef<'_>, address| {
+        let class = relay.classes().classify(&origin(address).subject()).clone();
+        mark(socket, None, &class, &relay.resources.metrics);
+        class
+    };
     // The connection goes to an address that was checked.
-    let (next_hop, target, continued) = match joined {
-        Some(Ok((earlier, target))) => (earlier.next_hop, ConnectedTarget::Udp(target), Some(earlier)),
+    let (next_hop, target, continued, marked) = match joined {
+        Some(Ok((earlier, target))) => (earlier.next_hop, ConnectedTarget::Udp(target), Some(earlier), None),
         _ => {
             if places.user.is_shared() {
                 // It does not continue the tunnel whose place it has.
                 places.user = take_user_place(relay, (&holder, most), None, now)?;
             }
-            let (next_hop, target) = connect::first(relay, rules, protocol, permitted).await?;
-            (next_hop, target, None)
+            let (next_hop, target, marked) = connect::first(relay, rules, protocol, permitted, prepare).await?;
+            (next_hop, target, None, marked)
         }
     };
-    let expires = user.as_ref().and_then(|user| user.expires);
-    let (user, name) = (user.map(|user| user.name), name.map(Into::into));
-    let asked = TunnelOrigin { user, name, next_hop, protocol, listener: client.listener };
+    let asked = origin(next_hop);
     let signal = signal.or_else(|| Priority::from_fields(&head.fields));
     let terms = relay.classes().classify(&asked.subject()).terms(signal.as_ref());
     // The pump of a continued tunnel marks the socket when it receives.
     if continued.is_none() {
-        mark(&target.socket(), None, &terms.class, &relay.resources.metrics);
+        mark(&target.socket(), marked.as_deref(), &terms.class, &relay.resources.metrics);
     }
     Ok(Admitted { target, key, continued, asked, places, terms, expires })
 }
@@ -319,12 +333,37 @@ pub fn mark_anew(socket: &SockRef<'_>, class: &Class, metrics: &RelayMetrics) {
 fn set_dscp(socket: &SockRef<'_>, dscp: u8) {
     // The kernel preserves the ECN bits that TCP needs (`ip_sock_set_tos`).
     let traffic_class = u32::from(dscp) << 2;
-    let peer = socket.peer_addr().map(|peer| peer.as_socket());
-    let marked = peer.and_then(|peer| match peer.is_some_and(|peer| peer.ip().to_canonical().is_ipv4()) {
-        true => socket.set_tos_v4(traffic_class),
-        false => socket.set_tclass_v6(traffic_class),
+    // IPv4-mapped addresses of targets are used as IPv4, so the socket's family is that of its packets.
+    let marked = socket.domain().and_then(|domain| match domain {
+        Domain::IPV4 => socket.set_tos_v4(traffic_class),
+        _ => socket.set_tclass_v6(traffic_class),
     });
     if let Err(error) = marked {
         tracing::warn!(%error, dscp, "failed to set the DSCP of packets to a target");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use config::policy::Policy;
+    use quic::class::{ClassMetrics, PolicyRole};
+    use role::classes::Classes;
+    use socket2::{Socket, Type};
+
+    use super::*;
+
+    #[test]
+    fn a_socket_has_the_dscp_of_its_class_before_it_is_connected() {
+        let policy = Policy::from_toml("[class.default]\ndscp = 46").unwrap();
+        let classes = Classes::new(policy, PolicyRole::Relay, &ClassMetrics::default(), |_| Default::default());
+        let metrics = RelayMetrics::default();
+        let of = |domain| {
+            // A host may lack IPv6.
+            let socket = Socket::new(domain, Type::STREAM, None).ok()?;
+            mark(&SockRef::from(&socket), None, classes.named(None), &metrics);
+            Some(socket)
+        };
+        assert_eq!(of(Domain::IPV4).unwrap().tos_v4().unwrap(), 46 << 2);
+        assert!(of(Domain::IPV6).is_none_or(|socket| socket.tclass_v6().unwrap() == 46 << 2));
     }
 }

@@ -4,7 +4,7 @@
 //! of an entry.
 
 use std::{
-    net::SocketAddr,
+    net::{Ipv4Addr, SocketAddr},
     sync::{Arc, atomic::Ordering::Relaxed},
     time::SystemTime,
 };
@@ -42,6 +42,8 @@ pub struct TunnelOrigin {
     pub name: Option<Box<str>>,
     /// The target's address, to which the relay is connected.
     pub next_hop: SocketAddr,
+    /// The IPv4 address to which the operator's own NAT64 translates this address, if it does.
+    pub translated: Option<Ipv4Addr>,
     /// The protocol to the target.
     pub protocol: Protocol,
     /// The listener's address, as configured.
@@ -63,6 +65,7 @@ impl TunnelOrigin {
             user: self.user.as_deref(),
             name: self.name.as_deref(),
             address: self.next_hop,
+            translated: self.translated,
             protocol: self.protocol,
             listener: self.listener,
         }

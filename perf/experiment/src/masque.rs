@@ -269,7 +269,8 @@ mod tests {
                 let policy = Policy::from_toml(&policy(&plan, *scheduler).unwrap()).unwrap();
                 for (index, class) in plan.classes.iter().enumerate() {
                     let (address, listener) = (edge_address(index), edge_address(0));
-                    let subject = Subject { user: None, name: None, address, protocol: Protocol::Udp, listener };
+                    let (protocol, translated) = (Protocol::Udp, None);
+                    let subject = Subject { user: None, name: None, address, translated, protocol, listener };
                     assert_eq!(policy.class(policy.classify(&subject)).name, class.name);
                 }
             }

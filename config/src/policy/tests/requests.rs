@@ -58,7 +58,7 @@ fn a_request_is_of_the_first_class_whose_conditions_hold() {
 fn a_rule_about_requests_gives_no_tunnel_its_class() {
     let policy = valid("[class.a]\n[[rule]]\nclass = \"a\"\nmodel = \"large\"\n");
     let (address, listener) = ("10.0.0.1:443".parse().unwrap(), asked().listener);
-    let subject = Subject { user: None, name: None, address, protocol: Protocol::Tcp, listener };
+    let subject = Subject { user: None, name: None, address, translated: None, protocol: Protocol::Tcp, listener };
     assert_eq!(policy.class(policy.classify(&subject)).name, DEFAULT);
 }
 

@@ -115,7 +115,8 @@ listener = "192.0.2.1:443"
         assert_eq!(policy.schedule_named(name).discipline, Discipline::Rr);
     }
     // Rules without a class assign no class.
-    let subject = Subject { user: Some("cat"), name: None, address: other, protocol: Protocol::Udp, listener: one };
+    let (user, protocol) = (Some("cat"), Protocol::Udp);
+    let subject = Subject { user, name: None, address: other, translated: None, protocol, listener: one };
     assert_eq!(policy.classify(&subject), ClassId::default());
     assert_eq!(policy.class(policy.classify(&Subject { user: Some("ann"), ..subject })).name, "a");
 }
