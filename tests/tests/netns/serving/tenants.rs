@@ -49,6 +49,22 @@ fn a_gateway_with_keys_serves_nobody_without_and_each_within_its_limits() {
 }
 
 #[test]
+fn a_request_beyond_the_limits_of_the_relay_gets_an_error_of_the_api_as_one_beyond_those_of_a_key() {
+    lab::ring!(Netns);
+    let desk = Desk::new(1, "", "");
+    let terms = Terms { relay: &desk.relay, sections: &desk.sections, ..Terms::default() };
+    desk.site.configure(Terms { limits: "tunnels_per_user = 1", ..terms }).unwrap();
+    assert_eq!(desk.site.pacectl(&["reload"], "").unwrap().0, Some(0));
+    let mut first = desk.begin_chat(&chat("large", "stall 1", true));
+    desk.wait_for_engine("stall 1");
+    let (status, head, body) = desk.chat("large", "x", true);
+    assert_eq!((status, error(&body)), (429, "rate_limit_exceeded".to_owned()));
+    assert!(head.contains("retry-after: 1") && head.contains("content-type: application/json"), "{head}");
+    first.kill().unwrap();
+    first.wait().unwrap();
+}
+
+#[test]
 fn tokens_count_by_what_the_engine_says_or_else_by_what_passed_also_where_the_client_left() {
     lab::ring!(Netns);
     let desk = Desk::with_large(1, 20, "", "", "");
