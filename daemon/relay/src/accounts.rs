@@ -121,8 +121,8 @@ impl Accounts {
         self.open_after(None, (holder, tunnels), now)
     }
 
-    /// Like [`open`](Self::open), for a tunnel that continues the one with the place `earlier`, and shares this place if there is no other: the
-    /// client cannot end the earlier tunnel over a path that has failed.
+    /// Like [`open`](Self::open), for a tunnel that continues the one with the place `earlier`, and shares this place
+    /// if there is no other: the client cannot end the earlier tunnel over a path that has failed.
     ///
     /// # Errors
     /// [`Full`] if there is no place.

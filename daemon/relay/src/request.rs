@@ -265,7 +265,8 @@ fn take_places(
     Ok(HeldPlaces { _connection: connection, user })
 }
 
-/// Takes a place among the tunnels of a user, who may have so many of them; a tunnel may share the place of an `earlier` one that it continues.
+/// Takes a place among the tunnels of a user, who may have so many of them; a tunnel may share the place of an
+/// `earlier` one that it continues.
 fn take_user_place(
     relay: &Relay,
     of_holder: (&Holder, usize),

@@ -239,8 +239,8 @@ impl Endpoint {
         self.anew.notify_waiters();
     }
 
-    /// Returns the address that packets to the relay leave from now; `None` if there is no route, if no address of the relay is known, or if
-    /// the relay is reached through another one.
+    /// Returns the address that packets to the relay leave from now; `None` if there is no route, if no address of the
+    /// relay is known, or if the relay is reached through another one.
     #[must_use]
     pub fn source(&self) -> Option<IpAddr> {
         if self.via.is_some() {

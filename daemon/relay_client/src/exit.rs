@@ -39,8 +39,8 @@ impl Exit {
         Self { interface, address, ..Self::default() }
     }
 
-    /// Returns the exit of packets in a tunnel whose own packets leave by this exit. Of what is chosen, only the device still counts: without
-    /// it, nothing in the tunnel arrives.
+    /// Returns the exit of packets in a tunnel whose own packets leave by this exit. Of what is chosen, only the device
+    /// still counts: without it, nothing in the tunnel arrives.
     #[must_use]
     pub fn in_tunnel(&self) -> Self {
         Self { path: self.path.clone(), interface: self.interface.clone(), is_tunnel: true, ..Self::default() }

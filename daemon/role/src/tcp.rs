@@ -209,9 +209,10 @@ impl TcpPump {
     }
 
     /// Relays until both sides have ended, one has failed, or no bytes have moved for `idle`. Calls `on_class` with the
-    /// old and the new class when the tunnel's class changes. When both sides have ended, waits for at most `idle` until the other
-    /// end has acknowledged everything, because a connection that is closed before that cuts the tail, and then resets the stream. A tunnel whose socket has stopped taking
-    /// bytes ends when the connection has no room for so many of them.
+    /// old and the new class when the tunnel's class changes. When both sides have ended, waits for at most `idle`
+    /// until the other end has acknowledged everything, because a connection that is closed before that cuts the tail,
+    /// and then resets the stream. A tunnel whose socket has stopped taking bytes ends when the connection has no room
+    /// for so many of them.
     pub async fn run(mut self, idle: Duration, mut on_class: impl FnMut(&TcpStream, &Class, &Arc<Class>)) -> End {
         let (mut moved, mut quiet_since) = (self.traffic.bytes(), Instant::now());
         // An early end of any kind is a reset (RFC 9114 §4.4), so that neither peer takes a part for the whole.

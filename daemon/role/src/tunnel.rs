@@ -59,8 +59,8 @@ impl TunnelEnd {
         }
     }
 
-    /// Whether the peer asked for no more payloads because it has finished the tunnel. What it has sent before may still arrive: a request to
-    /// stop does not wait for the stream's other data.
+    /// Whether the peer asked for no more payloads because it has finished the tunnel. What it has sent before may
+    /// still arrive: a request to stop does not wait for the stream's other data.
     fn is_finish(&self) -> bool {
         matches!(self, Self::Http(error) if error.reset_code() == Some(Code::NoError.value()))
     }

@@ -120,8 +120,9 @@ pub trait GatewayAccess: Send + Sync + 'static {
     /// A place on another path, for a copy of a request.
     type OtherPath: Send;
 
-    /// Sends a request's head to a gateway, with the credentials for the gateway, on these terms. If there are several gateways, chooses one
-    /// that was not `tried`, and adds it there. The request asks for the model with the hash `model`; its body has `body_bytes`.
+    /// Sends a request's head to a gateway, with the credentials for the gateway, on these terms. If there are several
+    /// gateways, chooses one that was not `tried`, and adds it there. The request asks for the model with the hash
+    /// `model`; its body has `body_bytes`.
     ///
     /// # Errors
     /// See [`NotAsked`].

@@ -302,8 +302,8 @@ impl Gateway {
         served
     }
 
-    /// Serves a request with a body, and notes its properties in `served`. If it fails after a model was chosen, adds the fields about the choice
-    /// to `decided`.
+    /// Serves a request with a body, and notes its properties in `served`. If it fails after a model was chosen, adds
+    /// the fields about the choice to `decided`.
     async fn answer(
         &self,
         exchange: &mut Exchange,

@@ -204,8 +204,8 @@ impl RoutingFields {
         })
     }
 
-    /// Returns how many answers an engine makes for it: none for embeddings, and else `n` or `best_of`, whichever is more, for each prompt of a
-    /// completion. An engine may make fewer, or refuse.
+    /// Returns how many answers an engine makes for it: none for embeddings, and else `n` or `best_of`, whichever is
+    /// more, for each prompt of a completion. An engine may make fewer, or refuse.
     #[must_use]
     pub const fn answers(&self, operation: Operation) -> u32 {
         match operation {
@@ -221,15 +221,16 @@ impl RoutingFields {
         body.get(self.prompt_at.clone()).unwrap_or_default()
     }
 
-    /// Returns the addition to `body`, from which this was read, that asks for `usage` in the stream of its answer. `None` if it asks for no
-    /// stream, or decides about `usage` itself, or if its `stream_options` cannot be read.
+    /// Returns the addition to `body`, from which this was read, that asks for `usage` in the stream of its answer.
+    /// `None` if it asks for no stream, or decides about `usage` itself, or if its `stream_options` cannot be read.
     #[must_use]
     pub fn usage_option(&self, body: &[u8]) -> Option<UsageOption> {
         if self.is_streamed { UsageOption::of(body, self.model_at.end) } else { None }
     }
 
-    /// Returns `body`, from which this was read, with another model's name and with an addition that [`RoutingFields::usage_option`] returned
-    /// for it. It is otherwise unchanged, byte for byte; the rest is not copied.
+    /// Returns `body`, from which this was read, with another model's name and with an addition that
+    /// [`RoutingFields::usage_option`] returned for it. It is otherwise unchanged, byte for byte; the rest is not
+    /// copied.
     #[must_use]
     pub fn for_engine(&self, body: &Bytes, model: &str, added: Option<&UsageOption>) -> RenamedBody {
         let name = (self.model != model)
@@ -274,9 +275,10 @@ fn prompts(json: &str) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
 
-/// Whether an engine's status is about the gateway's own credentials (RFC 9110 §15.5.2, §15.5.8), so that it means nothing to a client. An edge
-/// would take 407 for a refusal of its own credentials. 403 is not among them: an engine may forbid the content of a request, and clients
-/// must not be able to make engines count as failed (RFC 9110 §15.5.4).
+/// Whether an engine's status is about the gateway's own credentials (RFC 9110 §15.5.2, §15.5.8), so that it means
+/// nothing to a client. An edge would take 407 for a refusal of its own credentials. 403 is not among them: an engine
+/// may forbid the content of a request, and clients must not be able to make engines count as failed (RFC 9110
+/// §15.5.4).
 pub(crate) const fn is_about_credentials(status: u16) -> bool {
     matches!(status, 401 | 407)
 }

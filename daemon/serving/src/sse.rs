@@ -106,8 +106,8 @@ struct Delta<'a> {
 }
 
 impl EventStreamParser {
-    /// Begins a stream for a client that did not ask for `usage`, although the engine was asked: events with `usage` and without choices are
-    /// noted and do not pass. `usage` within other events does.
+    /// Begins a stream for a client that did not ask for `usage`, although the engine was asked: events with `usage`
+    /// and without choices are noted and do not pass. `usage` within other events does.
     #[must_use]
     pub fn without_usage() -> Self {
         Self { filter: Some(UsageFilter::default()), ..Self::default() }

@@ -312,8 +312,8 @@ impl Uplink {
         }
     }
 
-    /// Notes that a relay has no room for the tunnel with this place beside the others. Tunnels to it that were replaced and only receive end
-    /// at once.
+    /// Notes that a relay has no room for the tunnel with this place beside the others. Tunnels to it that were
+    /// replaced and only receive end at once.
     pub fn limit(&self, link: &Link) {
         link.limit();
         let relay = &link.line().way().relay;
@@ -434,8 +434,9 @@ impl Uplink {
         self.paths.get(path)?.relays.get(place)
     }
 
-    /// Closes connections without tunnels if their relay is shutting down, if they take none, or if others of the same path suffice. One connection is kept to a
-    /// relay at which tunnels of another path are, or with which a slow one is compared.
+    /// Closes connections without tunnels if their relay is shutting down, if they take none, or if others of the same
+    /// path suffice. One connection is kept to a relay at which tunnels of another path are, or with which a slow one
+    /// is compared.
     fn close_spare(&self, now: Instant) {
         self.state.send_if_modified(|state| {
             let order = state.in_order(now);

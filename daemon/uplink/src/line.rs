@@ -259,7 +259,8 @@ impl Line {
         });
     }
 
-    /// Notes whether its path, or its relay on this path, is slow. Then it takes no new tunnels, and open UDP tunnels move to another connection.
+    /// Notes whether its path, or its relay on this path, is slow. Then it takes no new tunnels, and open UDP tunnels
+    /// move to another connection.
     pub(crate) fn note_slow(&self, is_slow: bool) {
         self.slow.store(is_slow, Relaxed);
         if is_slow {
@@ -412,8 +413,8 @@ impl Line {
         self.requests.load(Relaxed)
     }
 
-    /// Counts a UDP tunnel that moves to another connection once this one is [left](Self::left), until the returned value is dropped: when it
-    /// has moved, or has ended.
+    /// Counts a UDP tunnel that moves to another connection once this one is [left](Self::left), until the returned
+    /// value is dropped: when it has moved, or has ended.
     #[must_use]
     pub fn hold_movable(self: &Arc<Self>) -> MovableTunnel {
         self.movable.fetch_add(1, Relaxed);

@@ -168,7 +168,8 @@ impl PathView {
         self.examine(now, (&states, &measuring), placed);
     }
 
-    /// Takes over what `all` connections of the path have carried, what those have measured whose `paths` count, and what is placed on them.
+    /// Takes over what `all` connections of the path have carried, what those have measured whose `paths` count, and
+    /// what is placed on them.
     fn examine(&mut self, now: Instant, (all, paths): (&[PathState], &[PathState]), placed: Vec<Placed>) {
         let sum = |of: fn(&PathState) -> u64| all.iter().map(of).sum::<u64>();
         self.estimate.note(now, sum(|path| path.sent_bytes), sum(|path| path.received_bytes));

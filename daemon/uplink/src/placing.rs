@@ -155,9 +155,9 @@ impl Uplink {
         lines.into_iter().filter(|line| line.path_place == other).find_map(Line::link)
     }
 
-    /// Chooses among the paths of `lines`, which are [those with room](State::with_room), and returns the index of the path that `pick` takes.
-    /// The choice consists of indices into the candidates, which `pick` gets as well. Only paths of connections with the lowest
-    /// [rank](super::choice::Choices::rank) are candidates.
+    /// Chooses among the paths of `lines`, which are [those with room](State::with_room), and returns the index of the
+    /// path that `pick` takes. The choice consists of indices into the candidates, which `pick` gets as well. Only
+    /// paths of connections with the lowest [rank](super::choice::Choices::rank) are candidates.
     fn choose(
         &self,
         ask: &PathDemand,

@@ -26,7 +26,8 @@ const GOOD_FOR_NS: u64 = 15_000_000_000;
 pub struct RoundTrips {
     /// The smoothed one (RFC 9002 §5.3), in nanoseconds.
     pub smoothed_ns: u64,
-    /// The shortest one since the path's connections began, in nanoseconds. The transport's own (RFC 9002 §5.2) may hold the delay of a queue.
+    /// The shortest one since the path's connections began, in nanoseconds. The transport's own (RFC 9002 §5.2) may
+    /// hold the delay of a queue.
     pub shortest_ns: u64,
 }
 

@@ -133,9 +133,10 @@ impl Mean {
             }
             before = length;
         }
-        // If the longest answers are open, the tokens that they still get are estimated by how often answers ended in the upper half of the
-        // lengths. While few have ended, the assumed mean counts as well. If hardly any ended there, this estimate would grow with the number
-        // of open and cut answers, beyond anything that was seen: an answer is expected to go on for no longer than the longest has lasted.
+        // If the longest answers are open, the tokens that they still get are estimated by how often answers ended in
+        // the upper half of the lengths. While few have ended, the assumed mean counts as well. If hardly any ended
+        // there, this estimate would grow with the number of open and cut answers, beyond anything that was seen: an
+        // answer is expected to go on for no longer than the longest has lasted.
         let weight = self.assumed_weight();
         let assumed_rest = (assumed - longest).max(assumed / 2.0);
         let most_rest = if weight > 0.0 { longest.max(assumed) } else { longest };

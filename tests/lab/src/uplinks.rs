@@ -273,8 +273,8 @@ pub fn wait_until_up(site: &Site) {
     wait_for("both paths to be up", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
 }
 
-/// Calls `change` while the sockets' payloads go to an echo and back, prints what that cost as the figure of `event` and `traffic`, and asserts
-/// that no socket is without an echo for a second and a half.
+/// Calls `change` while the sockets' payloads go to an echo and back, prints what that cost as the figure of `event`
+/// and `traffic`, and asserts that no socket is without an echo for a second and a half.
 pub fn assert_short_gap(event: &str, traffic: &str, sockets: &[UdpSocket], edge: &Process, change: impl FnOnce()) {
     let figure = watch(sockets, WATCHED, change).unwrap();
     report::figure(event, traffic, figure);

@@ -34,8 +34,8 @@ pub(super) struct Replacement {
 }
 
 impl Shared {
-    /// Finds a place on a connection, and a stream there, for a tunnel that may leave the connection `left`. If there is none, another sender
-    /// must leave.
+    /// Finds a place on a connection, and a stream there, for a tunnel that may leave the connection `left`. If there
+    /// is none, another sender must leave.
     async fn place(&self, class: &Class, left: Option<&Line>) -> Result<(Link, Reserved), NoConnection> {
         let mut waited = false;
         loop {
@@ -62,8 +62,8 @@ impl Shared {
         }
     }
 
-    /// Asks the relay for a tunnel of the class, in a form that the configuration allows. With the same `secret`, a later tunnel at the same
-    /// relay continues the earlier one, whose connection `left` it leaves.
+    /// Asks the relay for a tunnel of the class, in a form that the configuration allows. With the same `secret`, a
+    /// later tunnel at the same relay continues the earlier one, whose connection `left` it leaves.
     pub(super) async fn open(
         &self,
         class: &Class,

@@ -123,8 +123,9 @@ struct Answering<'a> {
 }
 
 impl Pass<'_> {
-    /// Sends the request to the engine and passes the answer on. The used tokens count even if the answer does not complete. The inner error
-    /// is a failed try, after which another engine may answer; the outer one ends the request.
+    /// Sends the request to the engine and passes the answer on. The used tokens count even if the answer does not
+    /// complete. The inner error is a failed try, after which another engine may answer; the outer one ends the
+    /// request.
     pub(super) async fn run(
         &self,
         exchange: &mut Exchange,
@@ -180,9 +181,10 @@ impl Pass<'_> {
         }
     }
 
-    /// Returns the tokens that the engine has used within `elapsed`; `None` if it refused the request or failed, because another engine may
-    /// still answer, unless it took too long or sent too long an event. Without streaming, an engine makes tokens long before the answer begins. If the client leaves or the answer takes too
-    /// long, the count is an estimate by time.
+    /// Returns the tokens that the engine has used within `elapsed`; `None` if it refused the request or failed,
+    /// because another engine may still answer, unless it took too long or sent too long an event. Without streaming,
+    /// an engine makes tokens long before the answer begins. If the client leaves or the answer takes too long, the
+    /// count is an estimate by time.
     fn usage(&self, by: &Answering<'_>, ended: &Result<StatusCode, Failure>, elapsed: Duration) -> Option<TokenUsage> {
         let is_refused = by.status.is_some_and(|status| !status.is_success());
         match ended {
@@ -284,8 +286,9 @@ impl Pass<'_> {
         ResponseHead { status: answer.status().as_u16(), fields }
     }
 
-    /// Passes events on as they arrive, from the first token on. If they break off, sends an event with the error. An event with an error of
-    /// the engine is a failure of the engine. As long as all events are held back, another engine may still answer.
+    /// Passes events on as they arrive, from the first token on. If they break off, sends an event with the error. An
+    /// event with an error of the engine is a failure of the engine. As long as all events are held back, another
+    /// engine may still answer.
     async fn pass_events(
         &self,
         exchange: &mut Exchange,

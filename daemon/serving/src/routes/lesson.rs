@@ -41,8 +41,8 @@ pub struct Lesson<'a> {
     began_ns: u64,
     /// Whether the engine had no other request, ours or of others, when the request began.
     is_alone: bool,
-    /// Whether the times of events do not show how long the engine's steps are: the client took tokens more slowly than the engine made them,
-    /// or a step adds tokens to several answers.
+    /// Whether the times of events do not show how long the engine's steps are: the client took tokens more slowly than
+    /// the engine made them, or a step adds tokens to several answers.
     is_untimed: bool,
     first_ns: Option<u64>,
     last_ns: u64,

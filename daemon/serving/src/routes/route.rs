@@ -90,8 +90,8 @@ impl Route {
         self.request.prompt_tokens as u64 + self.all_tokens
     }
 
-    /// Returns how many tokens each answer is expected to have. An engine works on all answers to a request at once, so this number says how
-    /// long they take.
+    /// Returns how many tokens each answer is expected to have. An engine works on all answers to a request at once, so
+    /// this number says how long they take.
     #[must_use]
     pub const fn answer_tokens(&self) -> u64 {
         self.request.expected_tokens as u64

@@ -1,6 +1,7 @@
-//! Changes of this host's addresses and devices. Connections continue from the new address. If a relay does not answer there, another connection
-//! replaces the moved one, unless there is another path, relay or gateway: then `Work::look` judges the connection like any other. A relay
-//! that may have come within reach is tried at once, whatever its back-off.
+//! Changes of this host's addresses and devices. Connections continue from the new address. If a relay does not answer
+//! there, another connection replaces the moved one, unless there is another path, relay or gateway: then `Work::look`
+//! judges the connection like any other. A relay that may have come within reach is tried at once, whatever its
+//! back-off.
 
 use std::{sync::Arc, time::Duration};
 
@@ -103,8 +104,9 @@ impl Work<'_> {
         self.sources.get(path).and_then(|relays| relays.get(place)).is_some_and(Option::is_some)
     }
 
-    /// Makes new connections use new sockets if the device that the present sockets are bound to was removed and another one has its name by
-    /// now: these sockets will never send again. Returns the relays that this concerns, by the places of their paths and of themselves.
+    /// Makes new connections use new sockets if the device that the present sockets are bound to was removed and
+    /// another one has its name by now: these sockets will never send again. Returns the relays that this concerns, by
+    /// the places of their paths and of themselves.
     fn renew_recreated(&mut self, host: &HostNetwork) -> Vec<(usize, usize)> {
         let mut recreated = Vec::new();
         for (path_place, (path, known)) in self.uplink.paths.iter().zip(&mut self.devices).enumerate() {
@@ -120,8 +122,9 @@ impl Work<'_> {
         recreated
     }
 
-    /// Tries relays without a usable connection, or with one that has no route, again, if packets to them now leave from an address and did not before, or left from another.
-    /// A relay whose address is not known is tried again after every addition to the network.
+    /// Tries relays without a usable connection, or with one that has no route, again, if packets to them now leave
+    /// from an address and did not before, or left from another. A relay whose address is not known is tried again
+    /// after every addition to the network.
     fn reach(&mut self, host: &HostNetwork) {
         let (state, now) = (self.uplink.state.borrow(), Instant::now());
         let is_added = std::mem::replace(&mut self.additions, host.additions()) != host.additions();
@@ -150,7 +153,8 @@ impl Work<'_> {
         }
     }
 
-    /// Checks whether moved connections hear their relays, if tunnels have no other way. Until then, other connections take the new tunnels.
+    /// Checks whether moved connections hear their relays, if tunnels have no other way. Until then, other connections
+    /// take the new tunnels.
     pub(crate) fn prove(&mut self) {
         let now = Instant::now();
         if self.uplink.has_alternatives() {

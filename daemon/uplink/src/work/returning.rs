@@ -87,8 +87,8 @@ impl Default for Steadiness {
 }
 
 impl Steadiness {
-    /// Notes at `now` whether the path takes tunnels; only a failure counts against it. Returns whether the tunnels of other paths are to be asked, which happens less and less
-    /// often until the path fails again.
+    /// Notes at `now` whether the path takes tunnels; only a failure counts against it. Returns whether the tunnels of
+    /// other paths are to be asked, which happens less and less often until the path fails again.
     fn look(&mut self, now: Instant, service: Service) -> bool {
         let has_failed = std::mem::take(&mut self.has_broken) || service == Service::Fails;
         let was_asked = self.asked.map(|asked| now.saturating_duration_since(asked));
@@ -154,9 +154,10 @@ fn may_return(from: &Line, to: &Line) -> bool {
 }
 
 impl Work<'_> {
-    /// Notes to which relays each path needs a connection because tunnels of other paths are there: at another relay, their targets would see
-    /// another source address. Tunnels use the connection when their path fails, or when this path is better. A path that takes no tunnels
-    /// needs none. Also notes which relay may take the tunnels of a slow one.
+    /// Notes to which relays each path needs a connection because tunnels of other paths are there: at another relay,
+    /// their targets would see another source address. Tunnels use the connection when their path fails, or when this
+    /// path is better. A path that takes no tunnels needs none. Also notes which relay may take the tunnels of a slow
+    /// one.
     pub(super) fn follow_tunnels(&mut self) {
         let state = self.uplink.state.borrow();
         for (place, (path, failover)) in self.uplink.paths.iter().zip(&mut self.failovers).enumerate() {

@@ -87,10 +87,10 @@ impl Work<'_> {
         }
     }
 
-    /// Ends connections that have been silent for long, if there are others, so that the owners of streams that could not move learn
-    /// of it. A new connection shows when the path answers again. UDP tunnels that are still opened again elsewhere keep their connection for
-    /// longer, because they would end with it. If there is only another gateway, a connection with other tunnels than requests for models
-    /// stays, because its path may return.
+    /// Ends connections that have been silent for long, if there are others, so that the owners of streams that could
+    /// not move learn of it. A new connection shows when the path answers again. UDP tunnels that are still opened
+    /// again elsewhere keep their connection for longer, because they would end with it. If there is only another
+    /// gateway, a connection with other tunnels than requests for models stays, because its path may return.
     pub(super) fn give_up(&self, now: Instant, lines: &[Arc<Line>]) -> bool {
         let has_other = lines.iter().any(|line| line.is_usable());
         if !has_other && !self.uplink.has_working_peer() {

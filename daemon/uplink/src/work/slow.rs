@@ -55,8 +55,8 @@ impl Work<'_> {
         changed
     }
 
-    /// Judges the connections over a path to one of its relays, and probes them if they are slow or seem to be. Returns whether the judgement
-    /// has changed.
+    /// Judges the connections over a path to one of its relays, and probes them if they are slow or seem to be. Returns
+    /// whether the judgement has changed.
     fn judge(&mut self, at: (usize, usize), now: Instant, lines: &[Arc<Line>]) -> bool {
         let seen = round_trips(over(at, lines).filter(|line| !line.is_doubted()));
         let usable = || lines.iter().filter(|line| line.is_usable());
