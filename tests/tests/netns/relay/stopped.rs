@@ -14,8 +14,9 @@ use tokio::time::timeout;
 
 use super::entrance::{Edge, sample};
 
-/// The number of unread windows for which a connection has room beside one in use.
-const ROOM: usize = 15;
+/// The number of unread windows for which nine tenths of a connection's window have room beside one in use. The rest may be free, but not
+/// announced.
+const ROOM: usize = 13;
 
 /// The number of tunnels that stop.
 const STOPPED: usize = 20;
