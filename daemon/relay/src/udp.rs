@@ -349,7 +349,7 @@ enum Stage {
     Over,
 }
 
-/// A pump that was started. If it is dropped while it moves payloads, those that wait are counted.
+/// A running pump. If it is dropped while it moves payloads, it counts the payloads that still wait as lost.
 struct Running(Stage);
 
 impl Running {

@@ -144,9 +144,9 @@ impl FromIterator<String> for HostNetwork {
 /// The devices of this host.
 #[derive(Clone, Debug, Default)]
 struct Devices {
-    /// The names of those that carry nothing: they are down, or have no carrier.
+    /// The names of devices that carry nothing, because they are down or have no carrier.
     dead: BTreeSet<String>,
-    /// Their indices, by name.
+    /// The indices of all devices, by name.
     indices: BTreeMap<String, u32>,
 }
 

@@ -146,9 +146,10 @@ impl PathView {
         self.path.bytes_per_sec = terms.rate.unwrap_or(self.measured);
     }
 
-    /// Examines the open connections of the path. All of them load it, also those that tunnels leave. Round trips and windows are those of
-    /// connections that take tunnels, or else of those that answer: a path that is slow, or that is left, still has some. Until there is a
-    /// sample of its round trip, its handshake counts as one.
+    /// Examines the open connections of the path. All of them count as its load, even while their tunnels move elsewhere.
+    /// Round trips and windows come from the connections that take tunnels. If there are none, because the path is slow
+    /// or tunnels leave it, they come from the connections that answer. The handshake of a connection counts as its
+    /// round trip until there is a sample.
     pub(crate) fn refresh(&mut self, now: Instant, lines: &[&Arc<Line>]) {
         let since = self.looked.replace(now).map_or(LOOK, |looked| now.saturating_duration_since(looked));
         let counted = lines.iter().map(|line| line.id).collect();
@@ -168,8 +169,8 @@ impl PathView {
         self.examine(now, (&states, &measuring), placed);
     }
 
-    /// Takes over what `all` connections of the path have carried, what those have measured whose `paths` count, and
-    /// what is placed on them.
+    /// Takes over the bytes that `all` connections of the path have carried, the measurements of the connections in
+    /// `paths`, and the tunnels and requests on the path.
     fn examine(&mut self, now: Instant, (all, paths): (&[PathState], &[PathState]), placed: Vec<Placed>) {
         let sum = |of: fn(&PathState) -> u64| all.iter().map(of).sum::<u64>();
         self.estimate.note(now, sum(|path| path.sent_bytes), sum(|path| path.received_bytes));

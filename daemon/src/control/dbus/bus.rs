@@ -88,8 +88,8 @@ async fn serve(door: Door, bus: &Bus) -> Result<()> {
     }
 }
 
-/// Tells all callers the new values of the properties that have changed; of the policy, only that it has changed, because
-/// a signal reaches whoever the bus lets receive it, and only readers may see the text.
+/// Tells all callers the new values of the properties that have changed. Of the policy, it tells only that it has changed:
+/// only readers may see the text, and the bus may pass signals to other programs.
 async fn announce(door: &InterfaceRef<Door>, former: &InForce, now: &InForce) -> zbus::Result<()> {
     let (this, emitter) = (door.get().await, door.signal_emitter());
     if now.revision.number != former.revision.number {
