@@ -100,6 +100,7 @@ impl UdpTunnel {
     #[must_use]
     pub fn new(mut request: Request, datagrams_allowed: bool, queue_bytes: usize) -> Self {
         request.recv.set_connect();
+        request.send.set_tunnel();
         request.flow.set_datagrams_usable(datagrams_allowed);
         request.flow.admit();
         Self {

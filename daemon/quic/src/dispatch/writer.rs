@@ -128,17 +128,13 @@ impl ScheduledSendStream {
         Ok(())
     }
 
-    /// Begins a batch of payloads that leave in DATAGRAM capsules. At most `limit_bytes` of them wait; the oldest are
+    /// Begins a batch of payloads of a [tunnel](Self::set_tunnel) that leave in DATAGRAM capsules. At most `limit_bytes` of them wait; the oldest are
     /// dropped to make room, and counted in the tunnel's `losses`. Bytes that are queued after payloads overtake the
     /// payloads that still wait, so a stream carries only one of the two.
     #[must_use]
     pub fn payloads<'a>(&'a mut self, limit_bytes: usize, losses: &'a Arc<Losses>) -> Payloads<'a> {
         let now_ns = self.of.now_ns();
-        let mut state = self.of.hub.lock();
-        if let Some(slot) = state.streams.slot(self.name) {
-            slot.is_tunnel = true;
-        }
-        Payloads { of: &self.of, state, name: self.name, limit_bytes, losses, now_ns }
+        Payloads { of: &self.of, state: self.of.hub.lock(), name: self.name, limit_bytes, losses, now_ns }
     }
 
     /// Notes that the stream carries the payloads of a tunnel, before the first of them. No deadline resets it from then on: a tunnel's
