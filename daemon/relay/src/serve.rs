@@ -88,13 +88,10 @@ impl Relay {
             place: Mutex::default(),
             cut: OnceLock::new(),
         });
-        // It was verified in the handshake, so its dates can be read.
-        let shown = client.certificate.as_deref().map(CertificateDer::from);
-        let expires = shown.and_then(|certificate| auth::expires(&certificate).ok());
         let limits = MessageLimits { field_section_bytes: u64::from(self.rules().limits.field_section_bytes) };
         let listed = Listed::new(&self, &client);
         let handle = connection.handle();
-        let mut serving = pin!(self.clone().serve_requests(connection, client.clone(), limits, (strays, expires)));
+        let mut serving = pin!(self.clone().serve_requests(connection, client.clone(), limits, strays));
         let ended = match timeout(client.standing.terms().time, &mut serving).await {
             Ok(ended) => ended,
             Err(_) => {
@@ -114,7 +111,7 @@ impl Relay {
         connection: Connection,
         client: Arc<RelayClient>,
         limits: MessageLimits,
-        (strays, expires): (Strays, Option<SystemTime>),
+        strays: Strays,
     ) -> Error {
         let mut connection = match h3::HttpConnection::start(connection, Role::Server, limits).await {
             Ok(connection) => connection,
@@ -122,6 +119,9 @@ impl Relay {
         };
         let mut requests = JoinSet::new();
         let http = connection.client();
+        // It was verified in the handshake, so its dates can be read.
+        let shown = client.certificate.as_deref().map(CertificateDer::from);
+        let expires = shown.and_then(|certificate| auth::expires(&certificate).ok());
         let ended = tokio::select! {
             ended = self.accept_requests(&mut connection, &client, &mut requests) => ended,
             why = cut_short(&strays, expires) => {
