@@ -35,7 +35,7 @@ pub use self::{
     events::{ACCESS, Event, EventSubscription, Happening},
     open::Filter,
     stats::{ClassStats, Statistics},
-    view::{ConnectionView, PAGE, Page, PartView, TunnelView, UplinkView},
+    view::{ConnectionView, ListedForward, PAGE, Page, PartView, TunnelView, UplinkView},
 };
 use crate::{
     certificates::Certificate,
@@ -53,27 +53,6 @@ mod open;
 mod recordings;
 pub mod stats;
 pub mod view;
-
-/// A local address of the edge, as the status lists it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ListedForward {
-    /// The address, and in parentheses what it is for.
-    listen: String,
-    /// The target of a forward.
-    target: Option<String>,
-    /// The relays or paths that its traffic takes.
-    through: String,
-}
-
-impl ListedForward {
-    /// Returns its text for a caller: without the target, unless the caller may see addresses.
-    #[must_use]
-    pub fn text(&self, caller: &Caller) -> String {
-        let Self { listen, target, through } = self;
-        let target = target.as_ref().map(|target| caller.shown(|| format!(" to {target}")));
-        format!("{listen}{} through {through}", target.unwrap_or_default())
-    }
-}
 
 /// Facts about the configuration in force and about this machine.
 #[derive(Clone, Debug)]

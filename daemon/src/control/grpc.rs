@@ -33,9 +33,11 @@ mod listener;
 mod messages;
 mod service;
 
-/// Requests at once over one connection, and how many of them may arrive or be answered at once. A stream of answers counts until it
-/// begins.
-const REQUESTS: (u32, usize) = (64, 8);
+/// Requests at once over one connection.
+const REQUESTS: u32 = 64;
+
+/// How many of them may arrive or be answered at once. A stream of answers counts until it begins.
+const ARRIVING: usize = 8;
 
 /// How long a client may be silent before a ping checks that it is still there.
 const SILENCE: Duration = Duration::from_secs(30);
@@ -61,8 +63,8 @@ async fn try_serve(control: SharedControl, listener: ControlListener) -> Result<
         .max_decoding_message_size(SHORT_BYTES);
     let (accepted, doors) = mpsc::channel(1);
     let serving = Server::builder()
-        .max_concurrent_streams(REQUESTS.0)
-        .concurrency_limit_per_connection(REQUESTS.1)
+        .max_concurrent_streams(REQUESTS)
+        .concurrency_limit_per_connection(ARRIVING)
         .http2_keepalive_interval(Some(SILENCE))
         .add_service(service)
         .add_service(health_service.max_decoding_message_size(SHORT_BYTES))

@@ -1,4 +1,4 @@
-//! What callers see of open tunnels and connections. Readers see no addresses of clients and targets.
+//! What callers see of open tunnels, connections and local addresses. Readers see no addresses of clients and targets.
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -13,6 +13,27 @@ use super::Caller;
 
 /// The most rows of one page.
 pub const PAGE: usize = 1000;
+
+/// A local address of the edge, as the status lists it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedForward {
+    /// The address, and in parentheses what it is for.
+    pub(super) listen: String,
+    /// The target of a forward.
+    pub(super) target: Option<String>,
+    /// The relays or paths that its traffic takes.
+    pub(super) through: String,
+}
+
+impl ListedForward {
+    /// Returns its text for a caller: without the target, unless the caller may see addresses.
+    #[must_use]
+    pub fn text(&self, caller: &Caller) -> String {
+        let Self { listen, target, through } = self;
+        let target = target.as_ref().map(|target| caller.shown(|| format!(" to {target}")));
+        format!("{listen}{} through {through}", target.unwrap_or_default())
+    }
+}
 
 /// A page of a list, ordered by ID.
 #[derive(Clone, Debug)]

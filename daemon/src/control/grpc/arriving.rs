@@ -32,7 +32,7 @@ use super::{
 };
 
 /// How long a request may take to arrive.
-const ARRIVING: Duration = Duration::from_secs(30);
+const ARRIVES_WITHIN: Duration = Duration::from_secs(30);
 
 /// The longest request, in bytes. One that sets a policy may have [`REQUEST_BYTES`].
 pub(super) const SHORT_BYTES: usize = 16 << 10;
@@ -69,7 +69,7 @@ impl Service<Request<Body>> for ArrivingService {
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let request = request.map(|body| Body::new(ArrivingBody { body, until: Box::pin(sleep(ARRIVING)) }));
+        let request = request.map(|body| Body::new(ArrivingBody { body, until: Box::pin(sleep(ARRIVES_WITHIN)) }));
         let method = request.uri().path().rsplit('/').next();
         if method != Some(SET_POLICY) {
             return self.short.call(request);
@@ -97,7 +97,7 @@ impl hyper::body::Body for ArrivingBody {
             return Poll::Ready(frame);
         }
         ready!(self.until.as_mut().poll(cx));
-        let seconds = ARRIVING.as_secs();
+        let seconds = ARRIVES_WITHIN.as_secs();
         Poll::Ready(Some(Err(Status::deadline_exceeded(format!("the request has not arrived within {seconds} s")))))
     }
 
@@ -150,7 +150,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_request_that_does_not_arrive_is_given_up() {
-        let limit = ARRIVING.as_secs();
+        let limit = ARRIVES_WITHIN.as_secs();
         assert_eq!(stalled("ListTunnels", "reader.example.org", 100).await, (Code::DeadlineExceeded, limit));
         assert_eq!(stalled("SetPolicy", "ops.example.org", 1_000_000).await, (Code::DeadlineExceeded, limit));
     }

@@ -14,7 +14,6 @@ use std::{
 use anyhow::{Context as _, Result};
 use arc_swap::ArcSwap;
 use parking_lot::{Mutex, MutexGuard};
-use relay::auth;
 use role::{
     accept::{self, Acceptor, Strangers},
     expiry::expiry,
@@ -32,6 +31,7 @@ use tokio_rustls::TlsAcceptor;
 use tonic::transport::server::Connected;
 
 use super::super::caller::{Bearers, Caller, Peer, Writers};
+use crate::certificates;
 
 /// Connections at once over one listener: of all callers, of the callers that may only read together, and of each of these. So a caller
 /// that may only read keeps no writer out.
@@ -305,7 +305,7 @@ impl Hall {
         let stream = greeting.inspect_err(|error| tracing::debug!("a caller's handshake failed: {error}"));
         let stream = stream.map_err(|_| "failed")?;
         let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first).ok_or("failed")?;
-        let stay = Stay { expires: Some(auth::expires(shown).map_err(|_| "failed")?), ..stay };
+        let stay = Stay { expires: Some(certificates::expires(shown).map_err(|_| "failed")?), ..stay };
         let peer = self.bearers.peer(shown);
         let place = self.places.enter(&peer.caller()).await?;
         Ok(Door::new(Box::new(stream), peer, (place, stay), self.counters.clone()))
