@@ -1,7 +1,7 @@
 //! What the task of an uplink does when connections fall silent, end or fill up, or when their relays shut down.
 
 use std::{
-    net::{Ipv4Addr, UdpSocket},
+    net::{Ipv4Addr, SocketAddr, UdpSocket},
     task::Poll,
 };
 
@@ -338,13 +338,32 @@ async fn a_relay_that_comes_within_reach_is_tried_at_once_and_one_that_stays_sil
     assert!(until(&mut work) > SHORT, "it answers");
 }
 
+/// An endpoint for a relay at this host and port, with the credentials for `relay`.
+fn relay_at(authority: &str, relay: &TestRelay) -> Endpoint {
+    let access = Access { template: Template::default_at(authority).unwrap(), ..relay.access() };
+    Endpoint::new(access, Transport::default(), Arc::default(), Schedules::default()).unwrap()
+}
+
+/// Drives an attempt to connect until a packet comes from a socket that was not `seen` before, and returns this socket's address.
+async fn new_socket<T>(
+    silent: &UdpSocket,
+    attempt: &mut (impl Future<Output = T> + Unpin),
+    seen: &[SocketAddr],
+) -> SocketAddr {
+    loop {
+        assert!(futures::poll!(&mut *attempt).is_pending());
+        match silent.recv_from(&mut [0; 2_048]) {
+            Ok((_, from)) if !seen.contains(&from) => return from,
+            _ => tokio::time::sleep(Duration::from_millis(5)).await,
+        }
+    }
+}
+
 #[tokio::test]
 async fn an_attempt_in_progress_begins_anew_when_the_route_to_its_relay_changes() {
     let silent = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     silent.set_nonblocking(true).unwrap();
-    let template = Template::default_at(&silent.local_addr().unwrap().to_string()).unwrap();
-    let access = Access { template, ..TestRelay::start(Does::Echo, true).access() };
-    let endpoint = Endpoint::new(access, Transport::default(), Arc::default(), Schedules::default()).unwrap();
+    let endpoint = relay_at(&silent.local_addr().unwrap().to_string(), &TestRelay::start(Does::Echo, true));
     let exit = Exit::new(None, Some(Ipv4Addr::LOCALHOST.into()));
     let uplink =
         Uplink::new(vec![endpoint.leaving_by(exit.into())], None, (PATIENCE, PATIENCE), UplinkResources::default());
@@ -352,15 +371,7 @@ async fn an_attempt_in_progress_begins_anew_when_the_route_to_its_relay_changes(
     let mut attempt = Box::pin(uplink.attempt((0, 0)));
     let mut seen = Vec::new();
     for _ in 0..2 {
-        let heard = async {
-            loop {
-                assert!(futures::poll!(&mut attempt).is_pending());
-                match silent.recv_from(&mut [0; 2_048]) {
-                    Ok((_, from)) if !seen.contains(&from) => return from,
-                    _ => tokio::time::sleep(Duration::from_millis(5)).await,
-                }
-            }
-        };
+        let heard = new_socket(&silent, &mut attempt, &seen);
         seen.push(timeout(PATIENCE, heard).await.expect("each attempt has a socket of its own"));
         work.sources[0][0] = None;
         work.moved(&HostNetwork::default());

@@ -10,12 +10,6 @@ fn exit_by(device: &str) -> Arc<Exit> {
     Arc::new(Exit::new(config.paths[0].interface.clone(), None))
 }
 
-/// An endpoint for a relay at this host and port, with the credentials for `relay`.
-fn relay_at(authority: &str, relay: &TestRelay) -> Endpoint {
-    let access = Access { template: Template::default_at(authority).unwrap(), ..relay.access() };
-    Endpoint::new(access, Transport::default(), Arc::default(), Schedules::default()).unwrap()
-}
-
 /// Makes the last proof due at once, and checks it.
 fn prove_at_once(work: &mut Work<'_>) {
     let (_, _, due) = work.proofs.last_mut().expect("no proof is asked for");
@@ -67,15 +61,7 @@ async fn a_device_that_is_recreated_with_its_address_gives_new_sockets_and_puts_
         work.moved(&HostNetwork::default());
         work.moved(&host(index));
         let mut attempt = Box::pin(uplink.attempt((0, 0)));
-        let heard = async {
-            loop {
-                assert!(futures::poll!(&mut attempt).is_pending());
-                match silent.recv_from(&mut [0; 2_048]) {
-                    Ok((_, from)) if !seen.contains(&from) => return from,
-                    _ => tokio::time::sleep(Duration::from_millis(5)).await,
-                }
-            }
-        };
+        let heard = new_socket(&silent, &mut attempt, &seen);
         seen.push(timeout(PATIENCE, heard).await.expect("the second attempt has a new socket"));
     }
 
