@@ -8,7 +8,6 @@ use prometheus_client::{
     encoding::{DescriptorEncoder, EncodeMetric as _},
     metrics::{MetricType, gauge::ConstGauge},
 };
-
 use role::user_labels::UserLabels;
 
 use crate::spending::Spending;
