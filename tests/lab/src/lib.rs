@@ -1,7 +1,7 @@
 //! What experiments and tests of the whole product share: the rings of tests, network namespaces, the simulated network.
 //!
-//! Each ring is one executable of `tests`: `pure` needs neither root nor a particular kernel, `netns` needs root, `vm` the
-//! lab's Debian kernel, and `engines` a real engine for models. CONTRIBUTING.md says how to run and how to add tests.
+//! The executables of `tests` have the names of their rings: `pure` needs neither root nor a particular kernel, `netns` (with `netns_bpf` and
+//! `netns_control`) needs root, `vm` the lab's Debian kernel, and `engines` a real engine for models. CONTRIBUTING.md says how to run and how to add tests.
 
 pub mod application;
 pub mod authority;
@@ -17,6 +17,7 @@ pub mod models;
 pub mod name_server;
 pub mod netem;
 pub mod netns;
+pub mod operator;
 pub mod process;
 pub mod promql;
 pub mod report;

@@ -5,7 +5,6 @@ use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -15,7 +14,7 @@ use relay_client::access::{Access, TokenSource};
 
 use crate::authority::{Authority, Issued};
 use crate::netns::{Chain, Namespace};
-use crate::process::{Process, run, said, send_signal, wait_for};
+use crate::process::{Process, send_signal, wait_for};
 
 /// How long something that should happen at once may take on a busy machine.
 pub const SOON: Duration = Duration::from_secs(20);
@@ -263,29 +262,6 @@ impl Site {
     pub fn signal(&self, signal: i32) -> Result<()> {
         // Only `Process::wait` reaps the child, and it needs the site exclusively.
         send_signal(self.relay.id(), signal)
-    }
-
-    /// Runs `pacectl` against the relay's control socket, with `input` as its standard input. Returns its exit code and what it
-    /// printed to standard output and standard error.
-    ///
-    /// # Errors
-    /// When it cannot be run, or as [`run`].
-    pub fn pacectl(&self, arguments: &[&str], input: &str) -> Result<(Option<i32>, String)> {
-        said(run(self.pacectl_command("control.sock", arguments)?, input)?)
-    }
-
-    /// As [`Site::pacectl`], against another control socket in the folder of this site, without input.
-    ///
-    /// # Errors
-    /// As [`Site::pacectl`].
-    pub fn pacectl_at(&self, socket: &str, arguments: &[&str]) -> Result<(Option<i32>, String)> {
-        said(run(self.pacectl_command(socket, arguments)?, "")?)
-    }
-
-    fn pacectl_command(&self, socket: &str, arguments: &[&str]) -> Result<Command> {
-        let mut command = Command::new(crate::program("pacectl")?);
-        command.arg("--socket").arg(self.path(socket)).args(arguments);
-        Ok(command)
     }
 
     /// Requests the relay's metrics.

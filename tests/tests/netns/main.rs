@@ -1,10 +1,8 @@
-//! The ring of network namespaces: the daemon and real programs on the running kernel, as root.
+//! The ring of network namespaces: the daemon and real programs on the running kernel, as root. The tests of kernel programs and of the control
+//! plane are executables of their own: `netns_bpf`, `netns_control`.
 
-mod bpf;
-mod control;
 mod interop;
 mod relay;
-mod rights;
 mod ring;
 mod serving;
 mod soak;

@@ -23,7 +23,6 @@ mod iperf;
 mod lifecycle;
 mod limits;
 mod migration;
-mod path_list;
 mod paths;
 mod placing;
 mod ports;

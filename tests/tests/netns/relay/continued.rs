@@ -11,7 +11,13 @@ use serde_json::Value;
 use tokio::net::UdpSocket;
 use tokio::time::timeout;
 
-use crate::control::{VOICE, connect, json};
+/// A class for all traffic to port 7.
+const VOICE: &str = "[class.voice]\nlevel = \"high\"\ndscp = 46\n[[rule]]\nclass = \"voice\"\nports = 7\n";
+
+/// A client, connected over IPv4.
+async fn connect(site: &Site) -> Client {
+    Client::connect(site.access(Family::V4).unwrap()).await.unwrap()
+}
 
 /// Opens a tunnel and sends through it; returns it with the address from which the target got that.
 async fn open(client: &Client, target: &UdpSocket, secret: Option<TunnelSecret>) -> (Tunnel, SocketAddr) {
@@ -88,7 +94,7 @@ fn a_continued_tunnel_keeps_the_class_that_an_operator_gave_it() {
     let target = site.chain.target.run(|| std::net::UdpSocket::bind(site.target(Family::V4, 9))).unwrap().unwrap();
     target.set_nonblocking(true).unwrap();
     let classes = || {
-        let tunnels = json(&site, &["tunnels"]);
+        let tunnels = site.json(&["tunnels"]).unwrap();
         let tunnels = tunnels.as_array().unwrap().iter();
         tunnels.map(|tunnel| tunnel["class"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
     };
@@ -98,16 +104,16 @@ fn a_continued_tunnel_keeps_the_class_that_an_operator_gave_it() {
         let secret = TunnelSecret::new();
         let (first, address) = open(&one, &target, secret).await;
         assert_eq!(classes(), ["default"]);
-        json(&site, &["class", "1", "voice"]);
+        site.json(&["class", "1", "voice"]).unwrap();
         let (mut second, continued) = open(&two, &target, secret).await;
         let _other = open(&two, &target, TunnelSecret::new()).await;
         assert_eq!((continued, classes()), (address, ["voice", "voice", "default"].map(str::to_owned).to_vec()));
         assert!(receives(&mut second, &target, address).await);
         let sent = site.counts().unwrap().of("class_payloads_total{class=\"voice\",role=\"relay\"}");
         assert_eq!(sent, 5, "they left in that class");
-        json(&site, &["class", "1"]);
+        site.json(&["class", "1"]).unwrap();
         assert_eq!(classes(), ["default"; 3], "the operator's change applies to both");
-        json(&site, &["class", "2", "voice"]);
+        site.json(&["class", "2", "voice"]).unwrap();
         assert_eq!(classes(), ["voice", "voice", "default"]);
         first.udp.finish();
         site.counted("the earlier tunnel's end", |counts| counts.udp_tunnels() == 2).await.unwrap();

@@ -275,8 +275,7 @@ fn a_renewed_certificate_is_shown_without_a_reload_and_one_that_is_over_is_not()
         Client::connect(renewed).await.unwrap();
     })
     .unwrap();
-    let status = site.pacectl(&["--json", "status"], "").unwrap().1;
-    let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+    let status = site.json(&["status"]).unwrap();
     let certificate = &status["certificates"][0];
     assert_eq!(certificate["used_by"], "relay");
     assert!(certificate["days_left"].to_string().trim_matches('"').parse::<i64>().unwrap() > 1_000, "{status}");

@@ -12,13 +12,6 @@ use serde_json::Value;
 const PATHS: &str =
     "[[path]]\nname = \"first\"\ninterface = \"relay\"\n[[path]]\nname = \"second\"\ninterface = \"router\"\n";
 
-/// Returns what `pacectl` says of the edge, as JSON.
-fn json(site: &Site, command: &str) -> Value {
-    let (code, said) = pacectl(site, &["--json", command]);
-    assert_eq!(code, Some(0), "{said}");
-    serde_json::from_str(&said).unwrap()
-}
-
 /// Whether a row of `pacectl` is about this relay over this path.
 fn is_of(row: &Value, (path, relay): (&str, &str)) -> bool {
     row["path"] == path && row["relay"] == relay
@@ -26,14 +19,14 @@ fn is_of(row: &Value, (path, relay): (&str, &str)) -> bool {
 
 /// Whether the edge has a connection over a path to a relay that takes tunnels.
 fn takes_tunnels(site: &Site, of: (&str, &str)) -> bool {
-    let status = json(site, "status");
+    let status = site.json_at("edge.sock", &["status"]).unwrap();
     let takes = |row: &Value| row["connections"].as_array().is_some_and(|connections| !connections.is_empty());
     status["uplinks"].as_array().unwrap().iter().any(|row| is_of(row, of) && takes(row))
 }
 
 /// Returns how many tunnels go over a path to a relay.
 fn tunnels(site: &Site, of: (&str, &str)) -> u64 {
-    let connections = json(site, "connections");
+    let connections = site.json_at("edge.sock", &["connections"]).unwrap();
     let rows = connections.as_array().unwrap().iter().filter(|row| is_of(row, of));
     rows.map(|row| row["tunnels"].as_u64().unwrap_or(0)).sum()
 }

@@ -57,9 +57,7 @@ fn an_engine_whose_certificate_is_anothers_gets_no_prompt_and_the_log_says_why()
 
 /// The engines that `pacectl engines --json` lists.
 fn engines(desk: &Desk) -> Vec<Value> {
-    let (_, said) = desk.site.pacectl(&["--json", "engines"], "").unwrap();
-    let said: Value = serde_json::from_str(&said).unwrap_or_else(|_| panic!("{said}"));
-    said["engines"].as_array().unwrap().clone()
+    desk.site.json(&["engines"]).unwrap()["engines"].as_array().unwrap().clone()
 }
 
 #[test]

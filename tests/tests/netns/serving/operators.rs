@@ -34,8 +34,7 @@ fn pacectl_asks_a_model_and_shows_what_engines_do() {
     desk.settled();
     let mut open = desk.begin_chat(&chat("large", "stall 2", true));
     let listed = || {
-        let (_, said) = desk.site.pacectl(&["--json", "requests"], "").unwrap();
-        let listed: Value = serde_json::from_str(&said).unwrap();
+        let listed = desk.site.json(&["requests"]).unwrap();
         listed.as_array().and_then(|listed| listed.first().filter(|of| of["tokens"] == 2).cloned())
     };
     let request = wait_for("the request to be listed", SOON, listed).unwrap();
@@ -45,19 +44,17 @@ fn pacectl_asks_a_model_and_shows_what_engines_do() {
     open.kill().unwrap();
     open.wait().unwrap();
     desk.site.wait_for_counts("the request to end", |counts| counts.of("gateway_in_flight") == 0).unwrap();
-    let (_, said) = desk.site.pacectl(&["--json", "requests"], "").unwrap();
-    assert_eq!(said.trim(), "[]");
+    assert_eq!(desk.site.json(&["requests"]).unwrap(), json!([]));
 
     let (code, said) = desk.site.pacectl(&["engines"], "").unwrap();
     assert!(code == Some(0) && said.lines().count() == 7, "{said}");
     assert!(said.contains("0 of 64") && said.contains(":8002") && said.contains("\nauto   rule    1 "), "{said}");
-    let (_, said) = desk.site.pacectl(&["--json", "engines"], "").unwrap();
-    let listed: Value = serde_json::from_str(&said).unwrap();
+    let listed = desk.site.json(&["engines"]).unwrap();
     let large: Vec<_> = listed["engines"].as_array().unwrap().iter().filter(|of| of["model"] == "large").collect();
     let sum = |key: &str| large.iter().map(|of| of[key].as_u64().unwrap()).sum::<u64>();
     // An answer that broke off and an answer whose client left do not count as answered.
-    assert_eq!((large.len(), sum("answered"), sum("failed")), (2, 2, 1), "{said}");
-    assert!(large.iter().any(|of| of["cost"]["first_tokens"].as_u64() > Some(0)), "{said}");
+    assert_eq!((large.len(), sum("answered"), sum("failed")), (2, 2, 1), "{listed}");
+    assert!(large.iter().any(|of| of["cost"]["first_tokens"].as_u64() > Some(0)), "{listed}");
 }
 
 #[test]

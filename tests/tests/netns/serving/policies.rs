@@ -55,13 +55,12 @@ fn a_policy_of_a_file_decides_until_a_good_one_takes_its_place_and_its_shadow_on
         let (_, said) = desk.site.pacectl(&[command], "").unwrap();
         assert!(said.contains("thresholds (/") && said.contains("auto.toml)"), "{said}");
     }
-    let (_, said) = desk.site.pacectl(&["--json", "engines"], "").unwrap();
-    let listed: Value = serde_json::from_str(&said).unwrap();
+    let listed = desk.site.json(&["engines"]).unwrap();
     let alias = &listed["aliases"][0];
     assert_eq!(
         (&alias["decided"], &alias["agreed"], &alias["kind"]),
         (&json!(1), &json!(1), &json!("thresholds")),
-        "{said}"
+        "{listed}"
     );
 }
 
@@ -91,11 +90,7 @@ fn recorded_decisions_make_a_policy_that_is_scored_replayed_and_put_in_force() {
 
     let [decisions, scenario, tuned] = [decisions, desk.site.path("scenario.toml"), desk.site.path("auto.toml")]
         .map(|path| path.display().to_string());
-    let route = |arguments: &[&str]| {
-        let (code, said) = desk.site.pacectl(&[&["--json", "route"], arguments].concat(), "").unwrap();
-        assert_eq!(code, Some(0), "{said}");
-        serde_json::from_str::<Value>(&said).unwrap()
-    };
+    let route = |arguments: &[&str]| desk.site.json(&[&["route"], arguments].concat()).unwrap();
     let made = route(&["calibrate", "--alias", "auto", "--decisions", &decisions, "-o", &scenario]);
     assert_eq!((&made["used"], &made["without_budget"]), (&json!(ASKED), &json!(0)));
     route(&["tune", "--scenario", &scenario, "-o", &tuned, "--generations", "2", "--candidates", "6"]);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use lab::process::{Process, wait_for};
 use lab::site::{Family, Folder, SOON, Site, Terms};
 
-use super::{VOICE, in_force, json};
+use super::{VOICE, in_force};
 
 mod statistics;
 
@@ -80,7 +80,7 @@ impl Bus {
     fn configure(&self, is_on_bus: bool) {
         let control = if is_on_bus { Self::control(&self.address) } else { String::new() };
         self.site.configure(Terms { control: &control, ..Terms::default() }).unwrap();
-        json(&self.site, &["reload"]);
+        self.site.json(&["reload"]).unwrap();
     }
 
     /// Whether the relay answers under its name.
@@ -130,7 +130,7 @@ fn policy_is_set_and_gone_back_to_over_the_bus_and_seen_at_the_other_door() {
     assert!(bus.property("Policy").contains("class.voice"));
     assert_eq!(bus.call("RollbackPolicy", &["tb", "1", "false"]).unwrap().trim(), "t 3");
     assert_eq!(in_force(&bus.site).2, "rollback to 1");
-    assert_eq!(json(&bus.site, &["policy", "list"])["revisions"][1]["author"], "root");
+    assert_eq!(bus.site.json(&["policy", "list"]).unwrap()["revisions"][1]["author"], "root");
     let listed = bus.call("ListRevisions", &[]).unwrap();
     assert!(listed.starts_with("a(tssts) 3 1 ") && listed.contains(" 3 \"root\" \"rollback to 1\" "), "{listed}");
     assert!(listed.contains("+[class.voice]"), "{listed}");
@@ -249,7 +249,7 @@ fn the_interface_is_the_one_whose_description_is_installed() {
     lab::ring!(Netns);
     let bus = Bus::new("interface");
     let found = bus.busctl(&["introspect", "--xml-interface", OBJECT[0], OBJECT[1]]).unwrap();
-    let installed = include_str!("../../../../systemd/org.paced.Control1.xml");
+    let installed = include_str!("../../../systemd/org.paced.Control1.xml");
     assert_eq!(interface(&found), interface(installed), "{found}");
 }
 
@@ -258,7 +258,7 @@ fn what_the_kernel_enforces_is_told_at_both_doors() {
     lab::ring!(Netns);
     let bus = Bus::with("kernel", "[kernel]\ndevices = [\"client\", \"target\"]");
     bus.site.relay.wait_for_line("ready", SOON).unwrap();
-    let status = json(&bus.site, &["status"]);
+    let status = bus.site.json(&["status"]).unwrap();
     let parts = status["enforcement"].as_array().unwrap();
     let row = |part: &serde_json::Value| {
         let [device, name, enforced, detail] = ["device", "part", "enforced", "detail"].map(|key| &part[key]);
@@ -316,7 +316,7 @@ fn over_the_bus_too_only_writers_write() {
     }
     assert_eq!(bus.property("Revision"), "t 1");
     call(nobody, "SetPolicy", &["sa{sv}", VOICE, "0"]).unwrap();
-    assert_eq!(json(&bus.site, &["policy", "list"])["revisions"][1]["author"], "nobody");
+    assert_eq!(bus.site.json(&["policy", "list"]).unwrap()["revisions"][1]["author"], "nobody");
 }
 
 #[test]
@@ -378,7 +378,7 @@ fn by_the_installed_rules_of_the_bus_only_readers_hear_of_changed_properties_and
         wait_for("gdbus to listen", SOON, hears).unwrap();
     }
     super::set(&bus.site, VOICE, &[]);
-    json(&bus.site, &["reload"]);
+    bus.site.json(&["reload"]).unwrap();
     // The bus keeps the order, so whatever was signalled before has arrived.
     let [reader, stranger] = monitors.map(|monitor| {
         monitor.wait_for_line("read again, for root", SOON).unwrap();
@@ -394,7 +394,7 @@ fn a_name_that_is_taken_is_reported_and_the_relay_serves() {
     let control = format!("bus = \"{}\"", bus.address);
     let second = Site::new(Terms { control: &control, ..Terms::default() }).unwrap();
     second.relay.wait_for_line("failed to become org.paced.Paced1 on the bus", SOON).unwrap();
-    assert_eq!(json(&second, &["status"])["revision"], 1);
+    assert_eq!(second.json(&["status"]).unwrap()["revision"], 1);
 }
 
 #[test]

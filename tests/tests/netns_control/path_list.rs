@@ -12,7 +12,7 @@ use lab::site::{SOON, Site};
 use lab::uplinks::{ROUND_ROBIN, Uplinks, wait_until_up};
 use serde_json::Value;
 
-use crate::control::trace::record_alone;
+use super::trace::record_alone;
 
 /// Starts `pacectl` against the edge at the client.
 fn pacectl(site: &Site, arguments: &[&str]) -> Process {
@@ -97,12 +97,12 @@ fn lists_logs_and_traces_name_the_path_of_what_they_show() {
     let sockets: Vec<_> = (0..2).map(|_| application(site, "127.0.0.1:5000")).collect();
     sockets.iter().for_each(|socket| assert_carries(site, socket, 600));
 
-    let connections = json(site, &["connections"]);
+    let connections = site.json_at("edge.sock", &["connections"]).unwrap();
     let path_of = |id: &Value| {
         let found = connections.as_array().unwrap().iter().find(|connection| connection["id"] == *id);
         found.unwrap_or_else(|| panic!("{id}: {connections}"))["path"].as_str().unwrap().to_owned()
     };
-    let tunnels = json(site, &["tunnels"]);
+    let tunnels = site.json_at("edge.sock", &["tunnels"]).unwrap();
     let mut of_tunnels = Vec::new();
     for tunnel in tunnels.as_array().unwrap() {
         let path = tunnel["path"].as_str().unwrap();
@@ -140,9 +140,4 @@ fn said(site: &Site, arguments: &[&str]) -> String {
     let ended = command.wait(SOON).unwrap();
     assert!(ended.success(), "{arguments:?}: {}", command.output());
     command.output()
-}
-
-fn json(site: &Site, arguments: &[&str]) -> Value {
-    let said = said(site, &[&["--json"], arguments].concat());
-    serde_json::from_str(&said).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {said}"))
 }

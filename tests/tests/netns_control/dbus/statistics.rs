@@ -3,7 +3,6 @@
 use futures::{FutureExt as _, StreamExt as _};
 
 use super::*;
-use crate::control;
 
 /// A row of `ListClasses`.
 type Class = (String, String, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64);
@@ -40,7 +39,7 @@ fn statistics_come_to_callers_that_watch_while_they_watch_and_to_no_others() {
             watch(&watcher, 100).await.unwrap();
             let (first, second) = (next(&mut seen).await, next(&mut seen).await);
             assert!(first.0 < second.0 && first.1 == 1, "{first:?} {second:?}");
-            control::set(&bus.site, VOICE, &[]);
+            crate::set(&bus.site, VOICE, &[]);
             let stats = loop {
                 let stats = next(&mut seen).await;
                 if stats.1 == 2 {

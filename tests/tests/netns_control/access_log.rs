@@ -9,7 +9,7 @@ use lab::site::{Family, SOON, Site, Terms};
 use masque::tunnel::Form;
 use serde_json::Value;
 
-use super::{connect, json};
+use super::connect;
 
 /// The keys `access` of `[log]`, which is the configuration's last section, and a token for alice.
 fn terms(access: &str) -> (String, String) {
@@ -129,7 +129,7 @@ fn what_happens_to_tunnels_is_heard_at_the_door_with_addresses_for_writers_only(
         let client = connect(&site).await;
         let mut tunnel = client.open(target).await.unwrap();
         tunnel.echo(None, b"eight by").await;
-        json(&site, &["close", "1"]);
+        site.json(&["close", "1"]).unwrap();
         site.counted("the tunnel to be closed", |counts| counts.closed("operator") == 1).await.unwrap();
     })
     .unwrap();
@@ -178,7 +178,7 @@ fn at_level_info_the_addresses_of_users_are_in_the_access_log_only() {
         _ = closed.send(Form::Datagram, b"anybody?").await;
     })
     .unwrap();
-    json(&site, &["reload"]);
+    site.json(&["reload"]).unwrap();
     assert_eq!(site.pacectl_at("edge.sock", &["reload"]).unwrap().0, Some(0));
     let of_tunnels = || (edge.records("tunnel").len() + edge.records("refusal").len() >= 4).then_some(());
     wait_for("the edge's records", SOON, of_tunnels).unwrap_or_else(|error| panic!("{error}:\n{}", edge.output()));

@@ -1,4 +1,5 @@
-//! The kernel programs: what each does to a packet, in test runs and on devices, and that other loaders accept them.
+//! The kernel programs, in the ring of network namespaces: what each does to a packet, in test runs and on devices, and that other loaders accept
+//! them.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers fail a test in the same way as the test itself")]
 
@@ -13,6 +14,7 @@ mod marks;
 mod monitor;
 mod objects;
 mod restart;
+mod rights;
 mod shortage;
 mod steer;
 mod wrappings;

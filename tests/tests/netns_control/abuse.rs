@@ -10,7 +10,7 @@ use lab::process::{limit_descriptors, wait_for};
 use lab::site::{Family, SOON, Site, Terms};
 use tonic::Code;
 
-use super::{connect, in_force, json};
+use super::{connect, in_force};
 
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
@@ -105,7 +105,7 @@ fn a_client_that_stops_reading_costs_nobody_anything_and_hears_of_the_last_chang
         assert_eq!(tunnel.recv().await.unwrap().unwrap(), b"x");
     })
     .unwrap();
-    assert_eq!(json(&site, &["policy", "list"])["revisions"].as_array().unwrap().len(), 64);
+    assert_eq!(site.json(&["policy", "list"]).unwrap()["revisions"].as_array().unwrap().len(), 64);
 }
 
 #[test]

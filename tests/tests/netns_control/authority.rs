@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use lab::site::{SOON, Site, Terms};
 
 /// The manual's page about the option to set.
-const MANUAL: &str = include_str!("../../../../docs/control.md");
+const MANUAL: &str = include_str!("../../../docs/control.md");
 
 /// How a stream ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,14 +11,14 @@ use lab::site::{Family, SOON, Site, Terms};
 use masque::tunnel::Form;
 use serde_json::Value;
 
-use super::{VOICE, connect, in_force, json, set};
+use super::{VOICE, connect, in_force, set};
 
 #[test]
 fn a_policy_that_is_set_moves_live_tunnels_and_going_back_moves_them_back() {
     lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
-    let class = || json(&site, &["tunnels"]).as_array().unwrap().last().unwrap()["class"].clone();
+    let class = || site.json(&["tunnels"]).unwrap().as_array().unwrap().last().unwrap()["class"].clone();
     site.client(async || {
         let client = connect(&site).await;
         for form in [Form::Datagram, Form::Capsule] {
@@ -96,7 +96,7 @@ fn a_reload_waits_for_the_outcome_and_what_is_saved_outlives_it() {
     lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     site.configure(Terms { sections: VOICE, ..Terms::default() }).unwrap();
-    assert!(json(&site, &["reload"])["revision"] == 2);
+    assert!(site.json(&["reload"]).unwrap()["revision"] == 2);
     assert!(in_force(&site).0.contains("[class.voice]"));
     site.configure(Terms { sections: "[class.voice]\nlevel = \"middle\"", ..Terms::default() }).unwrap();
     let (code, said) = site.pacectl(&["reload"], "").unwrap();
@@ -106,9 +106,9 @@ fn a_reload_waits_for_the_outcome_and_what_is_saved_outlives_it() {
     let saved = "[class.saved]\n";
     set(&site, saved, &["--save"]);
     site.configure(Terms::default()).unwrap();
-    json(&site, &["reload"]);
+    site.json(&["reload"]).unwrap();
     assert_eq!(in_force(&site), (saved.into(), 3, "set".into()));
-    assert_eq!(json(&site, &["status"])["saved"], true);
+    assert_eq!(site.json(&["status"]).unwrap()["saved"], true);
     let said = |arguments: &[&str]| site.pacectl(arguments, "").unwrap();
     let precedence = "the saved policy takes precedence";
     assert!(said(&["reload"]).1.contains(precedence), "{:?}", said(&["reload"]));
@@ -209,7 +209,7 @@ fn a_hundred_changes_under_load_cost_no_packet_and_are_never_seen_by_half() {
                 let (text, number, _) = in_force(&site);
                 // Revision 1 comes from the files; the first policy that is set is round 0.
                 assert!(number == 1 || text == round(u32::try_from(number).unwrap() - 2), "{number}: {text}");
-                let stats = json(&site, &["classes"]);
+                let stats = site.json(&["classes"]).unwrap();
                 let names: Vec<_> =
                     stats["classes"].as_array().unwrap().iter().map(|of| of["class"].as_str().unwrap()).collect();
                 let whole = [&["default"][..], &["default", "even-a", "even-b"], &["default", "odd-a", "odd-b"]];

@@ -6,7 +6,7 @@ use lab::process::wait_for;
 use lab::site::{Family, SOON, Site, Terms};
 use masque::tunnel::Form;
 
-use super::{VOICE, connect, json, set};
+use super::{VOICE, connect, set};
 
 #[test]
 fn tunnels_are_listed_with_what_they_moved_by_class_user_and_connection() {
@@ -19,7 +19,7 @@ fn tunnels_are_listed_with_what_they_moved_by_class_user_and_connection() {
         let _other = client.open(site.target(Family::V6, 9)).await.unwrap();
         voice.send(Form::Datagram, b"eight by").await.unwrap();
         voice.recv().await.unwrap();
-        let all = json(&site, &["tunnels"]);
+        let all = site.json(&["tunnels"]).unwrap();
         let of = |index: usize, key: &str| all[index][key].clone();
         assert_eq!(all.as_array().unwrap().len(), 2);
         assert_eq!((of(0, "class"), of(0, "up_bytes"), of(0, "down_bytes")), ("voice".into(), 8.into(), 8.into()));
@@ -28,12 +28,12 @@ fn tunnels_are_listed_with_what_they_moved_by_class_user_and_connection() {
             (site.target(Family::V4, 7).to_string().into(), "default".into())
         );
         let ids = |arguments: &[&str]| {
-            let listed = json(&site, &[&["tunnels"], arguments].concat());
+            let listed = site.json(&[&["tunnels"], arguments].concat()).unwrap();
             listed.as_array().unwrap().iter().map(|of| of["id"].as_u64().unwrap()).collect::<Vec<_>>()
         };
         assert_eq!((ids(&["--class", "voice"]), ids(&["--connection", "1"])), (vec![1], vec![1, 2]));
         assert_eq!((ids(&["--user", "alice"]), ids(&["--connection", "2"])), (vec![], vec![]));
-        let connections = json(&site, &["connections"]);
+        let connections = site.json(&["connections"]).unwrap();
         assert_eq!((connections[0]["tunnels"].clone(), connections.as_array().unwrap().len()), (2.into(), 1));
         assert!(connections[0]["client"].as_str().unwrap().starts_with("10."));
         let count = |key: &str| connections[0][key].as_u64().unwrap();
@@ -48,10 +48,10 @@ fn tunnels_are_listed_with_what_they_moved_by_class_user_and_connection() {
     })
     .unwrap();
     wait_for("the connection to end", SOON, || {
-        json(&site, &["connections"]).as_array().unwrap().is_empty().then_some(())
+        site.json(&["connections"]).unwrap().as_array().unwrap().is_empty().then_some(())
     })
     .unwrap();
-    assert_eq!(json(&site, &["tunnels"]).as_array().unwrap().len(), 0);
+    assert_eq!(site.json(&["tunnels"]).unwrap().as_array().unwrap().len(), 0);
 }
 
 #[test]
@@ -59,21 +59,21 @@ fn a_tunnel_has_the_class_that_an_operator_gave_it_over_policies_until_the_class
     lab::ring!(Netns);
     let site = Site::new(Terms { sections: VOICE, ..Terms::default() }).unwrap();
     let _echo = site.chain.target.echo(9).unwrap();
-    let class = || json(&site, &["tunnels"])[0]["class"].clone();
+    let class = || site.json(&["tunnels"]).unwrap()[0]["class"].clone();
     site.client(async || {
         let client = connect(&site).await;
         let mut tunnel = client.open(site.target(Family::V4, 9)).await.unwrap();
         assert_eq!(class(), "default");
-        json(&site, &["class", "1", "voice"]);
+        site.json(&["class", "1", "voice"]).unwrap();
         set(&site, &format!("{VOICE}[class.more]\n"), &[]);
         assert_eq!(class(), "voice");
         tunnel.send(Form::Datagram, b"x").await.unwrap();
         tunnel.recv().await.unwrap();
         let sent = site.counts().unwrap().of("class_payloads_total{class=\"voice\",role=\"relay\"}");
         assert_eq!(sent, 1);
-        json(&site, &["class", "1"]);
+        site.json(&["class", "1"]).unwrap();
         assert_eq!(class(), "default", "the rules apply again");
-        json(&site, &["class", "1", "voice"]);
+        site.json(&["class", "1", "voice"]).unwrap();
         set(&site, "", &[]);
         assert_eq!(class(), "default");
         for (arguments, why) in
@@ -95,11 +95,11 @@ fn a_tunnel_that_an_operator_closes_ends_alone() {
         let client = connect(&site).await;
         let mut first = client.open(site.target(Family::V4, 7)).await.unwrap();
         let mut second = client.open(site.target(Family::V4, 7)).await.unwrap();
-        json(&site, &["close", "1"]);
+        site.json(&["close", "1"]).unwrap();
         assert!(first.recv().await.map(|payload| payload.is_none()).unwrap_or(true), "the first tunnel has ended");
         second.send(Form::Datagram, b"x").await.unwrap();
         assert_eq!(second.recv().await.unwrap().unwrap(), b"x");
-        assert_eq!(json(&site, &["tunnels"])[0]["id"], 2);
+        assert_eq!(site.json(&["tunnels"]).unwrap()[0]["id"], 2);
         assert_eq!(site.counts().unwrap().closed("operator"), 1);
         assert_eq!(site.pacectl(&["close", "1"], "").unwrap().0, Some(3));
     })

@@ -1,4 +1,5 @@
-//! The control plane of a running relay: policy changes under load, and the calls that it refuses, by caller.
+//! The control plane of a running daemon, in the ring of network namespaces: policy changes under load, the calls that it refuses, by caller, and
+//! what operators see.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers fail a test in the same way as the test itself")]
 
@@ -9,26 +10,19 @@ mod authority;
 mod dashboard;
 mod dbus;
 mod health;
+mod path_list;
 mod policy;
 mod qlog;
 mod remote;
 mod top;
-pub mod trace;
+mod trace;
 mod tunnels;
 
 use lab::client::Client;
 use lab::site::{Family, Site};
-use serde_json::Value;
 
 /// A class for all traffic to port 7.
-pub const VOICE: &str = "[class.voice]\nlevel = \"high\"\ndscp = 46\n[[rule]]\nclass = \"voice\"\nports = 7\n";
-
-/// The JSON that a successful `pacectl` command prints.
-pub fn json(site: &Site, arguments: &[&str]) -> Value {
-    let (code, said) = site.pacectl(&[&["--json"], arguments].concat(), "").unwrap();
-    assert_eq!(code, Some(0), "{arguments:?}: {said}");
-    serde_json::from_str(&said).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {said}"))
-}
+const VOICE: &str = "[class.voice]\nlevel = \"high\"\ndscp = 46\n[[rule]]\nclass = \"voice\"\nports = 7\n";
 
 /// Sets a policy, which must be accepted; returns the output of `pacectl`.
 fn set(site: &Site, text: &str, options: &[&str]) -> String {
@@ -39,12 +33,12 @@ fn set(site: &Site, text: &str, options: &[&str]) -> String {
 
 /// The text, number and origin of the policy in force.
 fn in_force(site: &Site) -> (String, u64, String) {
-    let found = json(site, &["policy", "get"]);
+    let found = site.json(&["policy", "get"]).unwrap();
     let of = |key: &str| found["revision"][key].clone();
     (of("text").as_str().unwrap().into(), of("number").as_u64().unwrap(), of("origin").as_str().unwrap().into())
 }
 
 /// A client, connected over IPv4.
-pub async fn connect(site: &Site) -> Client {
+async fn connect(site: &Site) -> Client {
     Client::connect(site.access(Family::V4).unwrap()).await.unwrap()
 }

@@ -9,7 +9,7 @@ use masque::tunnel::Form;
 use serde_json::Value;
 
 use super::access::{NOBODY, pacectl_as};
-use super::{VOICE, connect, json};
+use super::{VOICE, connect};
 
 const PAYLOADS: u64 = 100;
 const BYTES: u64 = 900;
@@ -142,7 +142,7 @@ fn an_edges_connection_is_logged_from_its_side() {
     };
     exchange(b"opens a tunnel");
     let of_edge = |list: &str| {
-        let rows = json(&site, &[list]);
+        let rows = site.json(&[list]).unwrap();
         let row = rows.as_array().unwrap().iter().find(|row| row["role"] == "edge").unwrap_or_else(|| panic!("{rows}"));
         row["id"].as_u64().unwrap()
     };

@@ -76,13 +76,13 @@ fn mistakes(query: &str, mentioned: &[String], counts: &Counts) -> Vec<String> {
 #[test]
 fn every_query_of_the_dashboard_and_of_alerts_is_about_metrics_labels_and_values_that_a_relay_has() {
     lab::ring!(Netns);
-    let dashboard = include_str!("../../../../perf/grafana.json");
+    let dashboard = include_str!("../../../perf/grafana.json");
     let dashboard: Value = serde_json::from_str(dashboard).unwrap();
     let queries = queries(&dashboard);
     assert!(queries.len() > 20, "{queries:#?}");
     let variable = &dashboard["templating"]["list"][1]["query"];
     assert_eq!(variable, "label_values(paced_connections, instance)");
-    let alerts = promql::alerts(include_str!("../../../../perf/alerts.yml")).unwrap();
+    let alerts = promql::alerts(include_str!("../../../perf/alerts.yml")).unwrap();
     assert!(alerts.len() > 10, "{alerts:#?}");
 
     let (token, digest) = generate_token().unwrap();

@@ -7,7 +7,7 @@ use std::process::Command;
 use lab::process::{run, said, wait_for};
 use lab::site::{Family, SOON, Site, Terms};
 
-use super::{VOICE, connect, in_force, json};
+use super::{VOICE, connect, in_force};
 
 /// Runs `pacectl` as another user and group; returns its exit code and output.
 pub(crate) fn pacectl_as(site: &Site, (uid, gid): (u32, u32), arguments: &[&str]) -> (Option<i32>, String) {
@@ -43,7 +43,7 @@ fn who_may_connect_may_read_but_neither_write_nor_see_addresses() {
         for list in ["tunnels", "connections"] {
             let (code, said) = reader(&[list]);
             assert!(code == Some(0) && !said.contains("10.0."), "{said}");
-            assert!(json(&site, &[list]).to_string().contains("10.0."));
+            assert!(site.json(&[list]).unwrap().to_string().contains("10.0."));
         }
         for arguments in [
             &["policy", "set", &policy][..],
@@ -67,7 +67,7 @@ fn who_may_connect_may_read_but_neither_write_nor_see_addresses() {
         // Outside that group, the user nobody may not even connect.
         let (code, said) = pacectl_as(&site, (NOBODY, NOBODY), &["status"]);
         assert!(code == Some(5) && said.contains("this user may not connect"), "{code:?} {said}");
-        assert_eq!((in_force(&site).1, json(&site, &["tunnels"])[0]["class"].as_str()), (1, Some("voice")));
+        assert_eq!((in_force(&site).1, site.json(&["tunnels"]).unwrap()[0]["class"].as_str()), (1, Some("voice")));
     })
     .unwrap();
 }
@@ -79,7 +79,7 @@ fn who_is_named_may_write() {
     let policy = site.write("policy.toml", VOICE).unwrap().display().to_string();
     let (code, said) = pacectl_as(&site, (NOBODY, 0), &["policy", "set", &policy]);
     assert_eq!(code, Some(0), "{said}");
-    assert_eq!(json(&site, &["policy", "list"])["revisions"][1]["author"], "nobody");
+    assert_eq!(site.json(&["policy", "list"]).unwrap()["revisions"][1]["author"], "nobody");
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn a_socket_that_a_killed_daemon_left_is_taken_over_and_that_of_a_living_one_is_
     let other = second(site.write_second().unwrap());
     other.wait_for_line("is served by another process; give each its own `socket`", SOON).unwrap();
     drop(other);
-    assert_eq!(json(&site, &["status"])["revision"], 1);
+    assert_eq!(site.json(&["status"]).unwrap()["revision"], 1);
     site.relay.signal(libc::SIGKILL).unwrap();
     site.relay.wait(SOON).unwrap();
     assert_eq!(site.pacectl(&["status"], "").unwrap().0, Some(5));
