@@ -35,6 +35,7 @@ use masque::{
     h3::{Field, RequestHead, ResponseHead},
     priority::{self, Priority},
 };
+use openai::{OpenAiError, RoutingFields};
 use quic::{
     class::{Since, Terms},
     h3::Request,
@@ -59,7 +60,6 @@ use crate::{
     departure::Departure,
     message,
     newcomers::{Newcomer, Newcomers},
-    openai::{OpenAiError, RoutingFields},
     routes::limits,
 };
 

@@ -22,6 +22,7 @@ use engines::{
     places::{PrefixHashes, Prefixes, Wish},
 };
 use masque::h3::{Field, RequestHead};
+use openai::{OpenAiError, Operation, RoutingFields, excerpt};
 use parking_lot::Mutex;
 use quic::clock::Clock;
 use role::access::served::{Served, UNTAKEN};
@@ -40,7 +41,6 @@ use crate::{
     learned::{Learned, LearnedClass, LearnedEngine},
     live::{Live, LiveRequest},
     metrics::{GatewayMetrics, ShownGateway},
-    openai::{OpenAiError, Operation, RoutingFields, excerpt},
     routes::{AliasPolicies, AnswerTiming, Route, RouteQuery, Routes, Wanted},
     spending::Spending,
     tenants::Tenants,

@@ -25,8 +25,6 @@
 //! | [`learned`] | what is known of engines over a restart |
 //! | [`upstream`] | connections to engines |
 //! | [`watch`] | the checks of engines: whether they get requests ([`engines::health`]), and the load that they report |
-//! | [`sse`] | passing events: which are complete, and how many tokens they bill |
-//! | [`openai`] | the paths, keys and errors of the API |
 //! | [`metrics`] | the gateway's metrics |
 //!
 //! **Invariant:** a body passes unchanged except for the model's name, and neither prompts nor answers nor keys are logged.
@@ -44,10 +42,8 @@ pub mod live;
 mod message;
 pub mod metrics;
 mod newcomers;
-pub mod openai;
 pub mod routes;
 pub mod spending;
-pub mod sse;
 pub mod tenants;
 pub mod upstream;
 pub mod view;

@@ -10,6 +10,7 @@ use ::engines::{
     health::Found,
     places::{Engines, PrefixAffinity},
 };
+use openai::TokenUsage;
 use parking_lot::Mutex;
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -21,10 +22,7 @@ use prometheus_client::{
     },
     registry::Registry,
 };
-use role::{
-    access::served::{Served, TokenUsage},
-    user_labels::UserLabels,
-};
+use role::{access::served::Served, user_labels::UserLabels};
 use sched::route::{ModelChoice, Reason};
 
 use self::{engines::ShownEngines, genai::GenAi, quotas::Quotas};

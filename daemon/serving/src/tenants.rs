@@ -10,11 +10,11 @@ use std::{
 
 use config::gateway::Key;
 use masque::h3::RequestHead;
+use openai::{OpenAiError, TokenUsage};
 use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 
-use crate::{openai::OpenAiError, spending::Spending};
-use role::access::served::TokenUsage;
+use crate::spending::Spending;
 
 /// The keys of a gateway. If there are none, clients need no key.
 #[derive(Debug)]

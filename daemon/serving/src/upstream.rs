@@ -18,12 +18,11 @@ use hyper_util::{
     },
     rt::{TokioExecutor, TokioIo, TokioTimer},
 };
+use openai::RenamedBody;
 use parking_lot::Mutex;
 use quic::tls::{self, Trust};
 use tokio::net::TcpStream;
 use tower::{BoxError, timeout::Timeout, util::BoxCloneSyncService};
-
-use crate::openai::RenamedBody;
 
 /// How long a connection may take, including its TLS handshake, until it can carry requests.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);

@@ -19,6 +19,7 @@ use engines::{
 };
 use http_body_util::{BodyExt as _, Limited};
 use hyper::{Request, header::HeaderValue};
+use openai::RenamedBody;
 use tokio::{
     runtime::Handle,
     task::JoinSet,
@@ -27,7 +28,6 @@ use tokio::{
 
 use crate::{
     metrics::GatewayMetrics,
-    openai::RenamedBody,
     upstream::{Unanswered, Upstream},
 };
 

@@ -2,8 +2,8 @@
 
 use bytes::Bytes;
 use engines::reported;
+use openai::{RoutingFields, sse::EventStreamParser};
 use serde_json::Value;
-use serving::{openai::RoutingFields, sse::EventStreamParser};
 
 /// Bodies of requests: paced rewrites the model's name and may add the request for `usage`; the rest keeps its meaning.
 pub fn model_request(input: &[u8]) {

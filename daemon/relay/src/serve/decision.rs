@@ -8,6 +8,7 @@ use masque::{
     proxy_status::ProxyName,
     request::{Refusal, is_ping},
 };
+use openai::OpenAiError;
 use quic::{
     clock::Clock,
     h3::{self, Error, Request},
@@ -16,10 +17,7 @@ use role::{
     access::record::{self, RefusedRequest},
     holder::Holder,
 };
-use serving::{
-    gateway::{Asker, Gateway},
-    openai::OpenAiError,
-};
+use serving::gateway::{Asker, Gateway};
 use tokio::time::timeout;
 
 use crate::{

@@ -318,7 +318,7 @@ pub(super) mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::access::served::TokenUsage;
+    use openai::TokenUsage;
 
     /// A record of a tunnel of `user` to `name`.
     pub(in crate::access) fn tunnel(user: &str, name: &str) -> AccessRecord {

@@ -2,16 +2,9 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use super::way::Way;
+use openai::TokenUsage;
 
-/// The tokens that an engine bills (`usage` of the OpenAI API).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TokenUsage {
-    /// The prompt's tokens.
-    pub prompt_tokens: u64,
-    /// The answer's tokens.
-    pub completion_tokens: u64,
-}
+use super::way::Way;
 
 /// The reason of a request whose client left before the answer was complete.
 pub const CANCELLED: &str = "cancelled";

@@ -3,16 +3,14 @@
 use std::{net::SocketAddr, sync::Arc, time::Instant};
 
 use masque::h3::{RequestHead, ResponseHead};
+use openai::{OpenAiError, Operation, RoutingFields, excerpt};
 use role::access::{
     AccessLog,
     served::{CANCELLED, Served},
     way::Way,
 };
 
-use crate::{
-    departure::Departure,
-    openai::{OpenAiError, Operation, RoutingFields, excerpt},
-};
+use crate::departure::Departure;
 
 /// The record of a request at an edge, written when dropped: with the reason of its connection's end, unless the request ended in another way.
 pub(super) struct Recording {

@@ -16,8 +16,12 @@ use hyper::{
     header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderValue},
 };
 use masque::h3::{Field, RequestHead, ResponseHead};
+use openai::{
+    OpenAiError, Operation, RenamedBody, TokenUsage, is_about_credentials,
+    sse::{EventStreamParser, MalformedEvent, TokenReport},
+};
 use quic::class::Class;
-use role::access::served::{Served, TokenUsage};
+use role::access::served::Served;
 use tokio::time::{Instant as TokioInstant, timeout, timeout_at};
 
 use super::{
@@ -31,9 +35,7 @@ use super::{
 use crate::{
     LOAD,
     live::LiveRequest,
-    openai::{OpenAiError, Operation, RenamedBody, is_about_credentials},
     routes::{Lesson, Route},
-    sse::{EventStreamParser, MalformedEvent, TokenReport},
     tenants::TenantRequest,
     upstream::Unanswered,
 };

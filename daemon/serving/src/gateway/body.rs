@@ -3,6 +3,7 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use bytes::{Bytes, BytesMut};
+use openai::OpenAiError;
 use parking_lot::Mutex;
 use role::holder::Holder;
 use tokio::time::{Instant, timeout_at};
@@ -11,7 +12,6 @@ use super::{
     Failure,
     exchange::{Exchange, Unread},
 };
-use crate::openai::OpenAiError;
 
 /// The unit in which bodies count against the bound.
 const UNIT_BYTES: usize = 1 << 10;

@@ -3,6 +3,7 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use masque::{h3::RequestHead, priority::Priority};
+use openai::RoutingFields;
 use pacing::path::PathStats;
 use quic::{
     class::{Since, Terms},
@@ -11,7 +12,7 @@ use quic::{
 use role::classes::Classes;
 use sched::route::ClientPath;
 
-use crate::{classes::subject, openai::RoutingFields, tenants::Tenant};
+use crate::{classes::subject, tenants::Tenant};
 
 /// The client, and where it connected.
 #[derive(Clone)]

@@ -3,8 +3,7 @@
 use bytes::Bytes;
 use engines::health::Fault;
 use masque::h3::ResponseHead;
-
-use crate::openai::OpenAiError;
+use openai::OpenAiError;
 
 /// A failed try. The client has received nothing, so another engine may answer.
 pub(super) struct FailedTry {

@@ -2,13 +2,13 @@
 
 use config::engine::EngineUrl as Url;
 use engines::places::EngineStatus;
+use openai::{OpenAiError, model_name};
 use sched::route::{Curve, MeanLengths};
 use serde_json::{Value, json};
 
 use super::{Gateway, Model};
 use crate::{
     learned::{Learned, LearnedClass, LearnedEngine},
-    openai::{OpenAiError, model_name},
     routes::Tally,
     view::{AliasView, EngineView},
 };

@@ -2,16 +2,14 @@
 
 use bytes::Bytes;
 use masque::h3::{Field, RequestHead, ResponseHead};
+use openai::{OpenAiError, Operation};
 use tokio::time::timeout;
 
 use super::{
     Failure, Gateway, Model,
     exchange::{ANSWER_TIMEOUT, Ended, Exchange},
 };
-use crate::{
-    openai::{OpenAiError, Operation},
-    routes::Route,
-};
+use crate::routes::Route;
 
 impl Gateway {
     /// Answers a request about the gateway itself or about its models.

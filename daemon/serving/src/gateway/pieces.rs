@@ -7,9 +7,9 @@ use hyper::{
     Response,
     body::{Body as _, Incoming},
 };
+use openai::OpenAiError;
 
 use super::{Failure, exchange::Exchange, silence::Silence};
-use crate::openai::OpenAiError;
 
 /// An engine's answer, piece by piece.
 pub(super) struct Pieces {

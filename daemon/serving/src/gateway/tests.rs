@@ -12,10 +12,10 @@ use futures::stream;
 use http_body_util::{BodyExt as _, Full, StreamBody, combinators::UnsyncBoxBody};
 use hyper::{Request, Response, body::Frame, client, header::HeaderValue, server, service::service_fn};
 use hyper_util::rt::TokioIo;
+use openai::TokenUsage;
 use pacing::path::PathStats;
 use prometheus_client::{encoding::text::encode, registry::Registry};
 use quic::class::{ClassMarks, ClassMetrics, PolicyRole};
-use role::access::served::TokenUsage;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpListener,

@@ -4,6 +4,7 @@ use engines::{
     health::Fault,
     places::{Claim, EnginePlace, NoPlace, Turn, Wish},
 };
+use openai::{OpenAiError, RenamedBody};
 use quic::class::Terms;
 
 use super::{
@@ -12,11 +13,7 @@ use super::{
     exchange::Exchange,
     failed_try::FailedTry,
 };
-use crate::{
-    decisions::Draft,
-    openai::{OpenAiError, RenamedBody},
-    routes::Route,
-};
+use crate::{decisions::Draft, routes::Route};
 use role::access::served::Served;
 
 /// How many engines one request may make fail.

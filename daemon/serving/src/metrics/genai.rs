@@ -127,7 +127,7 @@ mod tests {
     use prometheus_client::encoding::text;
 
     use super::*;
-    use role::access::served::TokenUsage;
+    use openai::TokenUsage;
 
     #[test]
     fn a_request_is_told_under_the_names_of_the_conventions() {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use engines::reported::Reported;
+use openai::TokenUsage;
 use parking_lot::Mutex;
-use role::access::served::TokenUsage;
 use sched::route::{OpenAnswer, State, WINDOW_TOKENS, unread_tokens};
 
 use super::{

@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use masque::h3::RequestHead;
+use openai::{OpenAiError, Operation, RoutingFields};
 use sched::route::{ClientPath, Slo};
-
-use crate::openai::{OpenAiError, Operation, RoutingFields};
 
 const NS_PER_MS: u64 = 1_000_000;
 

@@ -12,11 +12,10 @@ use engines::{
     reported::Reported,
 };
 use masque::h3::{Field, RequestHead};
-use role::access::served::TokenUsage;
+use openai::{Operation, RoutingFields, TokenUsage};
 use sched::stream::{Discipline, Service};
 
 use super::*;
-use crate::openai::{Operation, RoutingFields};
 
 mod cached;
 mod lengths;
@@ -449,7 +448,7 @@ fn limits_are_read_from_the_fields_and_else_from_the_class() {
             assert!(refusal.to_string().contains(name), "{refusal}");
         }
         let second = limits(vec![field(name, "5"), field(name, "soon")], None);
-        assert_eq!(second, Err(crate::openai::OpenAiError::Limit(name)));
+        assert_eq!(second, Err(openai::OpenAiError::Limit(name)));
     }
 }
 

@@ -1,6 +1,6 @@
 //! What an engine bills for an answer, by its own report.
 
-use role::access::served::TokenUsage;
+use crate::TokenUsage;
 use serde::Deserialize;
 
 /// The maximum of tokens that an engine can bill for a prompt and for an answer: the largest body has 256 MiB, and a token at least a

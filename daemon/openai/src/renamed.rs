@@ -8,7 +8,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use hyper::body::{Body, Frame, SizeHint};
+use http_body::{Body, Frame, SizeHint};
 
 /// The largest piece that hyper gets at once, in bytes. With TLS, it copies a piece before it sends it.
 const PIECE_BYTES: usize = 64 << 10;
@@ -85,7 +85,7 @@ mod tests {
     use http_body_util::BodyExt as _;
 
     use super::*;
-    use crate::openai::RoutingFields;
+    use crate::RoutingFields;
 
     #[tokio::test]
     async fn the_body_for_an_engine_is_the_clients_own_memory_around_the_name() {

@@ -1,5 +1,5 @@
-//! What paced needs to know of the OpenAI API: its paths, the fields of a request that decide where it goes, and the form
-//! of errors (`error`). The rest of a body passes unchanged, except that paced may ask for `usage`.
+//! What paced needs to know of the OpenAI API: its paths, the fields of a request that decide where it goes, the form of errors, and
+//! the events of an answer ([`sse`]). The rest of a body passes unchanged, except that paced may ask for `usage`.
 
 use std::ops::Range;
 
@@ -11,6 +11,7 @@ pub use self::{error::OpenAiError, renamed::RenamedBody, usage_option::UsageOpti
 
 mod error;
 mod renamed;
+pub mod sse;
 mod usage_option;
 
 /// How much of a client's own text errors and records repeat, in bytes. A body may consist of one long name, and errors and records do
@@ -21,6 +22,15 @@ const EXCERPT_BYTES: usize = 256;
 #[must_use]
 pub fn excerpt(text: &str) -> &str {
     text.get(..text.floor_char_boundary(EXCERPT_BYTES)).unwrap_or_default()
+}
+
+/// The tokens that an engine bills (`usage`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TokenUsage {
+    /// The prompt's tokens.
+    pub prompt_tokens: u64,
+    /// The answer's tokens.
+    pub completion_tokens: u64,
 }
 
 /// The served operations.
@@ -279,7 +289,8 @@ fn prompts(json: &str) -> u32 {
 /// nothing to a client. An edge would take 407 for a refusal of its own credentials. 403 is not among them: an engine
 /// may forbid the content of a request, and clients must not be able to make engines count as failed (RFC 9110
 /// §15.5.4).
-pub(crate) const fn is_about_credentials(status: u16) -> bool {
+#[must_use]
+pub const fn is_about_credentials(status: u16) -> bool {
     matches!(status, 401 | 407)
 }
 

@@ -8,7 +8,7 @@ use self::{
     token_report::Usage,
     usage_filter::{EventLine, UsageFilter},
 };
-use crate::openai::is_about_credentials;
+use crate::is_about_credentials;
 
 mod token_report;
 mod usage_filter;
@@ -230,7 +230,7 @@ impl Choice<'_> {
 
 #[cfg(test)]
 mod tests {
-    use role::access::served::TokenUsage;
+    use crate::TokenUsage;
 
     use super::*;
 

@@ -75,7 +75,7 @@ impl UsageOption {
 mod tests {
     use bytes::Bytes;
 
-    use crate::openai::RoutingFields;
+    use crate::RoutingFields;
 
     /// Returns what an engine gets of a body, if `usage` is added.
     fn sent(body: &str) -> Option<String> {
