@@ -2,10 +2,11 @@
 //!
 //! An engine may close an idle connection just when the gateway sends the next request on it. That is not a failure of the engine, so
 //! the gateway tries the request once more on a new connection. RFC 9112 §9.3.1 and RFC 9110 §9.2.2 allow this if a client knows that
-//! its request is idempotent, whatever the method: a POST for tokens changes nothing at an engine, and only unseen tokens are lost. A
-//! connection that closes before its first answer counts as a failure of the engine.
+//! its request is idempotent, whatever the method: a POST for tokens changes nothing at an engine, and only unseen tokens are lost. An
+//! idle connection need not have carried a request: if another connection becomes free first, the request that asked for a new one
+//! does not use it. If the connection was made for the request and closes before the answer, that counts as a failure of the engine.
 
-use std::{collections::HashSet, error::Error as _, fmt::Write as _, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::HashMap, error::Error as _, fmt::Write as _, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
 use config::gateway::ModelSettings;
@@ -14,15 +15,19 @@ use hyper_rustls::{HttpsConnectorBuilder, MaybeHttpsStream};
 use hyper_util::{
     client::legacy::{
         Client,
-        connect::{HttpConnector, HttpInfo},
+        connect::{Connected, Connection, HttpConnector, HttpInfo},
     },
     rt::{TokioExecutor, TokioIo, TokioTimer},
 };
 use openai::RenamedBody;
 use parking_lot::Mutex;
 use quic::tls::{self, Trust};
-use tokio::net::TcpStream;
-use tower::{BoxError, timeout::Timeout, util::BoxCloneSyncService};
+use tokio::{net::TcpStream, time::Instant};
+use tower::{
+    BoxError,
+    timeout::Timeout,
+    util::{BoxCloneSyncService, MapResponse},
+};
 
 /// How long a connection may take, including its TLS handshake, until it can carry requests.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -49,16 +54,15 @@ pub struct Upstream {
     pooled: Client<Connector, RenamedBody>,
     /// Makes a new connection for each request.
     fresh: Client<Connector, RenamedBody>,
-    answered: Arc<Mutex<Answered>>,
+    made: Arc<Mutex<Made>>,
 }
 
-/// The local addresses of connections that have answered a request. The next request on such a connection gets a second try.
+/// When connections were made, by their local addresses. A request that began later gets a second try if its connection ends.
 #[derive(Debug, Default)]
-struct Answered(HashSet<SocketAddr>);
+struct Made(HashMap<SocketAddr, Instant>);
 
-/// An address is forgotten when its connection fails, but not when it ends normally, so without this maximum there would finally be
-/// one for each port.
-const MOST_ANSWERED: usize = 4_096;
+/// An address is not forgotten when its connection ends, so without this maximum there would finally be one for each port.
+const MOST_MADE: usize = 4_096;
 
 /// Why there is no answer, with the cause as text.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,6 +103,12 @@ impl Upstream {
         // all answers at once. Otherwise, such a client would block other clients' tokens on the same connection.
         let connection_window =
             STREAM_WINDOW_BYTES.saturating_mul(model.max_in_flight.saturating_add(1)).min(i32::MAX as u32);
+        let made = Arc::<Mutex<Made>>::default();
+        let connected = made.clone();
+        let connector = MapResponse::new(connector, move |stream: MaybeHttpsStream<_>| {
+            connected.lock().note(&stream);
+            stream
+        });
         let connector = Connector::new(Timeout::new(connector, connect_timeout));
         let mut client = Client::builder(TokioExecutor::new());
         client
@@ -113,47 +123,43 @@ impl Upstream {
             .http2_keep_alive_timeout(KEEP_ALIVE.1);
         let pooled = client.build(connector.clone());
         let fresh = client.pool_max_idle_per_host(0).build(connector);
-        Ok(Self { pooled, fresh, answered: Arc::default() })
+        Ok(Self { pooled, fresh, made })
     }
 
     /// Sends a request and waits for the head of the answer, without a limit in time. Dropping the future cancels the request. The
-    /// request may be sent twice, if a connection that has answered before ends without any answer.
+    /// request may be sent twice, if a connection that was made before ends without any answer.
     ///
     /// # Errors
     /// There is no answer.
     pub async fn ask(&self, request: Request<RenamedBody>) -> Result<Response<Incoming>, Unanswered> {
+        let began = Instant::now();
         // The body is reference-counted, not copied.
         let error = match self.pooled.request(request.clone()).await {
-            Ok(answer) => {
-                if let Some(info) = answer.extensions().get::<HttpInfo>() {
-                    self.answered.lock().note(info.local_addr());
-                }
-                return Ok(answer);
-            }
+            Ok(answer) => return Ok(answer),
             Err(error) => error,
         };
-        let was_used = local_address(&error).is_some_and(|address| self.answered.lock().0.remove(&address));
-        if !was_used || !has_ended(&error) {
+        let address = error.connect_info().and_then(local_address);
+        let made = address.and_then(|address| self.made.lock().0.get(&address).copied());
+        if made.is_none_or(|made| made >= began) || !has_ended(&error) {
             return Err(unanswered(&error));
         }
         self.fresh.request(request).await.map_err(|error| unanswered(&error))
     }
 }
 
-impl Answered {
-    fn note(&mut self, address: SocketAddr) {
-        if self.0.len() >= MOST_ANSWERED {
+impl Made {
+    fn note(&mut self, stream: &impl Connection) {
+        if self.0.len() >= MOST_MADE {
             // A request on a forgotten connection gets no second try.
             self.0.clear();
         }
-        self.0.insert(address);
+        self.0.extend(local_address(&stream.connected()).map(|address| (address, Instant::now())));
     }
 }
 
-/// Returns the local address of the connection that an error is about; `None` if there was no connection.
-fn local_address(error: &hyper_util::client::legacy::Error) -> Option<SocketAddr> {
+fn local_address(connected: &Connected) -> Option<SocketAddr> {
     let mut extras = hyper::http::Extensions::new();
-    error.connect_info()?.get_extras(&mut extras);
+    connected.get_extras(&mut extras);
     extras.get::<HttpInfo>().map(HttpInfo::local_addr)
 }
 
@@ -165,7 +171,9 @@ fn has_ended(error: &hyper_util::client::legacy::Error) -> bool {
             return true;
         }
         let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
-        if matches!(kind, Some(io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)) {
+        // The last one: TLS without a `close_notify` (RFC 8446 §6.1).
+        let ends = [io::ErrorKind::ConnectionReset, io::ErrorKind::BrokenPipe, io::ErrorKind::UnexpectedEof];
+        if kind.is_some_and(|kind| ends.contains(&kind)) {
             return true;
         }
         cause = error.source();
@@ -217,9 +225,9 @@ mod tests {
 
     use super::*;
 
-    /// An engine with TLS, whose certificate names `name`, and which speaks the protocols of `alpn`. It answers with the request's
-    /// HTTP version. Returns its address, and a file with its certificate.
-    async fn engine(name: &str, alpn: &[&str]) -> (SocketAddr, PathBuf) {
+    /// The socket of an engine with TLS, whose certificate names `name`, and which speaks the protocols of `alpn`. Also returns a file
+    /// with its certificate.
+    async fn tls_listener(name: &str, alpn: &[&str]) -> (TcpListener, TlsAcceptor, PathBuf) {
         let CertifiedKey { cert, signing_key } = generate_simple_self_signed([name.to_owned()]).unwrap();
         let key = PrivateKeyDer::try_from(signing_key.serialize_der()).unwrap();
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
@@ -230,8 +238,14 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let file = std::env::temp_dir().join(format!("paced-engine-{}-{}.pem", std::process::id(), address.port()));
         std::fs::write(&file, cert.pem()).unwrap();
+        (listener, TlsAcceptor::from(Arc::new(config)), file)
+    }
+
+    /// An engine that answers with the request's HTTP version. Returns its address, and a file with its certificate.
+    async fn engine(name: &str, alpn: &[&str]) -> (SocketAddr, PathBuf) {
+        let (listener, acceptor, file) = tls_listener(name, alpn).await;
+        let address = listener.local_addr().unwrap();
         tokio::spawn(async move {
-            let acceptor = TlsAcceptor::from(Arc::new(config));
             while let Ok((stream, _)) = listener.accept().await {
                 let Ok(stream) = acceptor.accept(stream).await else { continue };
                 let is_h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
@@ -380,6 +394,47 @@ mod tests {
             "a new connection that ends is the engine's"
         );
         assert_eq!(read.load(std::sync::atomic::Ordering::Relaxed), 4, "and nothing is asked twice for that");
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_no_request_has_used_may_end_too() {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+        const KEPT: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
+        const LAST: &[u8] = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok";
+        async fn answer(stream: &mut tokio_rustls::server::TlsStream<TcpStream>, answer: &[u8]) {
+            assert!(stream.read(&mut [0; 4096]).await.unwrap() > 0);
+            stream.write_all(answer).await.unwrap();
+        }
+        let (listener, acceptor, file) = tls_listener("localhost", &[]).await;
+        let url = format!("https://localhost:{}", listener.local_addr().unwrap().port());
+        let (ended, mut has_ended) = tokio::sync::oneshot::channel();
+        tokio::spawn(async move {
+            let mut first = acceptor.accept(listener.accept().await.unwrap().0).await.unwrap();
+            // Two requests need two connections, but the first is free again before the second is ready.
+            let (second, _) = listener.accept().await.unwrap();
+            answer(&mut first, KEPT).await;
+            answer(&mut first, KEPT).await;
+            let mut second = acceptor.accept(second).await.unwrap();
+            tokio::spawn(async move {
+                assert!(second.read(&mut [0; 4096]).await.unwrap() > 0);
+                ended.send(()).unwrap();
+            });
+            answer(&mut first, LAST).await;
+            loop {
+                let mut other = acceptor.accept(listener.accept().await.unwrap().0).await.unwrap();
+                answer(&mut other, LAST).await;
+            }
+        });
+        let upstream = Upstream::new(&model(&url, Some(file.clone()))).unwrap();
+        let (one, two) = tokio::join!(ask(&upstream, &url), ask(&upstream, &url));
+        assert_eq!([one.as_deref(), two.as_deref()], [Ok("ok"); 2]);
+        for _ in 0..1_000 {
+            assert_eq!(ask(&upstream, &url).await.as_deref(), Ok("ok"));
+            if has_ended.try_recv().is_ok() {
+                return std::fs::remove_file(file).unwrap();
+            }
+        }
+        panic!("no request was sent on the connection that none has used");
     }
 
     #[test]
