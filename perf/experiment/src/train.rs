@@ -16,9 +16,10 @@ const WINDOW_NS: u64 = 1_000_000;
 pub fn figures(packets: &[Packet]) -> Vec<Figure> {
     let largest = packets.iter().map(|packet| packet.frame_bytes).max().unwrap_or(0);
     let packets: Vec<_> = packets.iter().filter(|packet| packet.frame_bytes > largest / 2).collect();
-    let mut gaps_ns: Vec<_> = packets.windows(2).map(|pair| pair[1].at_ns.saturating_sub(pair[0].at_ns)).collect();
+    let gaps_ns: Vec<_> = packets.windows(2).map(|pair| pair[1].at_ns.saturating_sub(pair[0].at_ns)).collect();
     let all = shares(&gaps_ns);
-    let late = shares(gaps_ns.get(packets.len() / 2..).unwrap_or_default());
+    let late_gaps_ns = gaps_ns.get(packets.len() / 2..).unwrap_or_default();
+    let late = shares(late_gaps_ns);
     let shares = [
         ("train_le_1_pct", all[0]),
         ("train_le_2_pct", all[1]),
@@ -27,9 +28,15 @@ pub fn figures(packets: &[Packet]) -> Vec<Figure> {
         ("late_train_le_2_pct", late[1]),
         ("late_train_le_5_pct", late[2]),
     ];
-    gaps_ns.sort_unstable();
-    let gap_us = |share: f64| quantile(&gaps_ns, share) as f64 / 1e3;
-    let gaps = [("gap_p10_us", gap_us(0.1)), ("gap_p50_us", gap_us(0.5)), ("gap_p90_us", gap_us(0.9))];
+    let (all, late) = (gap_quantiles_us(&gaps_ns), gap_quantiles_us(late_gaps_ns));
+    let gaps = [
+        ("gap_p10_us", all[0]),
+        ("gap_p50_us", all[1]),
+        ("gap_p90_us", all[2]),
+        ("late_gap_p10_us", late[0]),
+        ("late_gap_p50_us", late[1]),
+        ("late_gap_p90_us", late[2]),
+    ];
     let mut windows = bytes_from_each(&packets);
     windows.sort_unstable();
     let figure = |unit| move |(metric, value)| Figure { metric, value, unit };
@@ -46,6 +53,13 @@ fn shares(gaps_ns: &[u64]) -> [f64; 3] {
         let within: usize = trains.iter().filter(|len| **len <= most).sum();
         100.0 * within as f64 / (gaps_ns.len() + 1) as f64
     })
+}
+
+/// Returns the gaps below which 10, 50 and 90 % of gaps lie, in microseconds; zeros if there is no gap.
+fn gap_quantiles_us(gaps_ns: &[u64]) -> [f64; 3] {
+    let mut sorted = gaps_ns.to_vec();
+    sorted.sort_unstable();
+    [0.1, 0.5, 0.9].map(|share| quantile(&sorted, share) as f64 / 1e3)
 }
 
 /// Returns the lengths of trains.
@@ -99,12 +113,14 @@ mod tests {
     }
 
     #[test]
-    fn late_trains_are_those_of_the_second_half() {
+    fn late_trains_and_gaps_are_those_of_the_second_half() {
         let at_us = [0, 10, 20, 30, 1_000, 2_000, 3_000, 3_010];
         assert_eq!(of(&at_us, "train_le_1_pct"), 25.0);
         assert_eq!(of(&at_us, "late_train_le_1_pct"), 50.0);
         assert_eq!(of(&at_us, "late_train_le_2_pct"), 100.0);
-        assert_eq!(of(&[0], "late_train_le_1_pct"), 0.0);
+        assert_eq!([of(&at_us, "gap_p10_us"), of(&at_us, "late_gap_p10_us")], [10.0, 10.0]);
+        assert_eq!([of(&at_us, "gap_p50_us"), of(&at_us, "late_gap_p50_us")], [10.0, 1_000.0]);
+        assert_eq!([of(&[0], "late_train_le_1_pct"), of(&[0], "late_gap_p50_us")], [0.0, 0.0]);
     }
 
     #[test]
