@@ -7,6 +7,7 @@
 //! Each inner connection has its own socket, for which the edge opens a tunnel, and requests an object from the server. Edge and relay
 //! are connected before the clock starts, as at a running edge; the tunnel is opened when its first payload arrives.
 
+mod first_answer;
 mod network;
 mod relay;
 mod shares;
@@ -14,7 +15,7 @@ mod shares;
 use std::{
     net::SocketAddr,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
@@ -65,6 +66,8 @@ const PAUSE: Duration = Duration::from_secs(2);
 struct Opened {
     local: SocketAddr,
     witness: Arc<Witness>,
+    /// The tunnel's stream ID, once it is open.
+    tunnel: Arc<OnceLock<u64>>,
 }
 
 /// One repetition.
@@ -88,7 +91,7 @@ impl World {
         machines.add(address, Machine::Server);
         spawn(inner::serve(server));
         let requests = requests(plan, self.seed);
-        let mut clients = Vec::new();
+        let (mut clients, mut opened) = (Vec::new(), Vec::new());
         for request in &requests {
             let client = ends.client(self.inner_io(handle)?)?;
             let far_ns = (plan.classes[request.class].client_delay_ms * 1e6) as u64;
@@ -116,7 +119,9 @@ impl World {
             }
             let connected = tunnels.connect(&edge, &toward).await?;
             for (_, through) in &mut clients {
-                *through = self.open(handle, &connected, &experience)?.local;
+                let way = self.open(handle, &connected, &experience)?;
+                *through = way.local;
+                opened.push(way.tunnel);
             }
         }
         wire.reset();
@@ -139,6 +144,14 @@ impl World {
         let latencies = join_all(requests.iter().zip(&clients).enumerate().map(download)).await;
         let mut run = Run::new(plan, &requests, &latencies, elapsed());
         run.class_figures = shares.of_classes(plan.classes.len());
+        for (class, figures) in run.class_figures.iter_mut().enumerate() {
+            let of_class = requests.iter().zip(&opened).filter(|(request, _)| request.class == class);
+            let estimates = of_class.filter_map(|(_, tunnel)| seen.round_trip_ms(*tunnel.get()?)).collect::<Vec<_>>();
+            if !estimates.is_empty() {
+                let value = estimates.iter().sum::<f64>() / estimates.len() as f64;
+                figures.push(Figure { metric: "rtt_estimate_ms", value, unit: "ms" });
+            }
+        }
         run.figures.extend(shares.of_all());
         run.figures.extend(self.figures());
         let goodput_mbit = value(&run.figures, "goodput_mbit").unwrap_or_default();
@@ -154,13 +167,18 @@ impl World {
         let (socket, local) = relay::socket(handle, &self.machines, Machine::Client)?;
         let witness = Arc::new(Witness::new(experience.clone(), connected.path.clone()));
         let (chooses, packets, scheduler) = (witness.clone(), connected.packets.clone(), self.scheduler);
-        let form = move || match scheduler {
-            Scheduler::Datagram | Scheduler::DatagramFcfs => Some(Form::Datagram),
-            Scheduler::Stream | Scheduler::StreamFcfs => Some(Form::Capsule),
-            _ => form::of_auto(&packets, chooses.tell((CLOCK.now_ns)())),
+        let tunnel = Arc::<OnceLock<u64>>::default();
+        let known = tunnel.clone();
+        let form = move |stream_id| {
+            _ = known.set(stream_id);
+            match scheduler {
+                Scheduler::Datagram | Scheduler::DatagramFcfs | Scheduler::DatagramByRtt => Some(Form::Datagram),
+                Scheduler::Stream | Scheduler::StreamFcfs => Some(Form::Capsule),
+                _ => form::of_auto(&packets, chooses.tell((CLOCK.now_ns)())),
+            }
         };
         spawn(relay::carry(connected.relay.clone(), socket, form));
-        Ok(Opened { local, witness })
+        Ok(Opened { local, witness, tunnel })
     }
 
     fn inner_io(&self, handle: &Handle) -> Result<Io> {
@@ -205,7 +223,7 @@ impl World {
         match self.scheduler {
             Scheduler::NoProxy => ensure!(datagrams + capsules == 0, "{name}: something went through a relay"),
             // Before the client's settings have arrived, the relay can only use capsules.
-            Scheduler::Datagram | Scheduler::DatagramFcfs => {
+            Scheduler::Datagram | Scheduler::DatagramFcfs | Scheduler::DatagramByRtt => {
                 ensure!(20 * capsules <= datagrams, "{name}: {capsules} payloads left in capsules");
             }
             Scheduler::Stream | Scheduler::StreamFcfs => {

@@ -67,6 +67,8 @@ pub enum Scheduler {
     Datagram,
     /// As `datagram`, but the relay serves tunnels first come, first served.
     DatagramFcfs,
+    /// As `datagram`, but each tunnel's share at the relay is proportional to its inner round trip, as estimated from its first answer.
+    DatagramByRtt,
     /// Connections in tunnels that carry payloads in capsules; the relay serves their streams in the product's default order.
     Stream,
     /// As `stream`, but the relay serves the streams first come, first served.
@@ -130,6 +132,7 @@ impl Scheduler {
             Self::NoProxy => "no-proxy",
             Self::Datagram => "datagram",
             Self::DatagramFcfs => "datagram-fcfs",
+            Self::DatagramByRtt => "datagram-by-rtt",
             Self::Stream => "stream",
             Self::StreamFcfs => "stream-fcfs",
             Self::Auto => "auto",
@@ -172,7 +175,7 @@ impl Scheduler {
             Self::Plain => return Some((Discipline::Rr, Binding::Early)),
             Self::Workers1 | Self::Workers2 | Self::Workers4 => return None,
             Self::Calm | Self::Guarded | Self::Unguarded => return None,
-            Self::NoProxy | Self::Datagram | Self::DatagramFcfs => return None,
+            Self::NoProxy | Self::Datagram | Self::DatagramFcfs | Self::DatagramByRtt => return None,
             Self::Stream | Self::StreamFcfs | Self::Auto => return None,
             Self::QuicGo | Self::QuicGoFcfs | Self::QuicGoAbs | Self::QuicGoMlRr => return None,
             Self::TlsN | Self::Tls1 => return None,

@@ -124,12 +124,12 @@ impl Plan {
         let Workload { requests, connections, one_way, backlog, .. } = self.workload;
         ensure!(requests == connections && !one_way && backlog == 0, "workload: an object for each connection");
         let known = |scheduler: &Scheduler| {
-            use Scheduler::{Auto, Datagram, DatagramFcfs, NoProxy, Stream, StreamFcfs};
-            matches!(scheduler, NoProxy | Datagram | DatagramFcfs | Stream | StreamFcfs | Auto)
+            use Scheduler::{Auto, Datagram, DatagramByRtt, DatagramFcfs, NoProxy, Stream, StreamFcfs};
+            matches!(scheduler, NoProxy | Datagram | DatagramFcfs | DatagramByRtt | Stream | StreamFcfs | Auto)
         };
         ensure!(
             self.schedulers.iter().all(known),
-            "schedulers: no-proxy, datagram or stream, either with -fcfs, or auto"
+            "schedulers: no-proxy, datagram or stream, either with -fcfs, datagram-by-rtt, or auto"
         );
         let far = self.classes.iter().find(|class| !(0.0..=60_000.0).contains(&class.client_delay_ms));
         if let Some(Class { name, client_delay_ms, .. }) = far {
@@ -201,6 +201,7 @@ pub const METRICS: &[&str] = &[
     "link_lost_packets",
     "rtt_mean_ms",
     "rtt_max_ms",
+    "rtt_estimate_ms",
     "power",
     "tunnel_lost_packets",
     "relay_dropped_packets",

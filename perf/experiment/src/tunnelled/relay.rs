@@ -2,6 +2,7 @@
 //! tunnels and sockets are implemented here, because the product's own read kernel sockets.
 
 use std::{
+    collections::HashMap,
     future::poll_fn,
     net::SocketAddr,
     sync::{
@@ -20,6 +21,7 @@ use pacing::path::{PacketSize, PathState, PathStats};
 use parking_lot::Mutex;
 use plan::{Congestion, Plan, Scheduler};
 use quic::{
+    class::Terms,
     datagrams::{DatagramCounters, Datagrams, Hub, QueueLimits, Schedule, Sender},
     endpoint::{self, Admission, Transport},
     events::ConnectionState,
@@ -34,12 +36,18 @@ use s2n_quic::{
     client::Connect,
     provider::io::testing::{Handle, Io, Socket, spawn, time},
 };
-use sched::stream::{Discipline, Low};
+use sched::stream::{Discipline, Low, Service};
 
-use super::network::{Machine, Machines};
+use super::{
+    first_answer::FirstAnswer,
+    network::{Machine, Machines},
+};
 
 /// How often queues are sampled.
 const LOOK: Duration = Duration::from_millis(5);
+
+/// The round trip whose tunnel has the weight 1; twice the round trip has twice the weight.
+const WEIGHED_NS: u64 = 1_000_000;
 
 /// How many bytes may be read from a tunnel at once.
 const READ_BYTES: usize = 256 * 1024;
@@ -59,6 +67,8 @@ struct Counts {
     queue_looks: AtomicU64,
     queue_peak: AtomicU64,
     held_peak: AtomicU64,
+    /// The estimated inner round trip of each tunnel, in nanoseconds, by the tunnel's stream ID.
+    round_trips_ns: Mutex<HashMap<u64, u64>>,
     /// The path statistics of the relay for the latest connection.
     path: Mutex<PathStats>,
 }
@@ -98,6 +108,12 @@ impl Seen {
         self.0.held_peak.load(Relaxed) as f64
     }
 
+    /// Returns the relay's estimate of the round trip of the inner connection in the tunnel with this stream ID, in milliseconds. Returns
+    /// `None` until its first answer has come.
+    pub fn round_trip_ms(&self, stream_id: u64) -> Option<f64> {
+        self.0.round_trips_ns.lock().get(&stream_id).map(|ns| *ns as f64 / 1e6)
+    }
+
     /// Returns what the relay knows of its path to the edge.
     pub fn path(&self) -> PathState {
         self.0.path.lock().get()
@@ -105,11 +121,22 @@ impl Seen {
 
     /// Resets all counters.
     pub fn reset(&self) {
-        let Counts { datagrams, capsules, tunnels, queue_sum, queue_looks, queue_peak, held_peak, path: _ } = &*self.0;
+        let Counts {
+            datagrams,
+            capsules,
+            tunnels,
+            queue_sum,
+            queue_looks,
+            queue_peak,
+            held_peak,
+            round_trips_ns,
+            path: _,
+        } = &*self.0;
         for count in [datagrams, capsules, queue_sum, queue_looks, queue_peak, held_peak] {
             count.store(0, Relaxed);
         }
         tunnels.lock().clear();
+        round_trips_ns.lock().clear();
     }
 
     fn look(&self, hub: &Hub, path: &PathStats) {
@@ -128,6 +155,7 @@ impl Seen {
 pub struct Ends {
     transport: Transport,
     discipline: Discipline,
+    weighs_round_trips: bool,
     queue_bytes: usize,
     counters: Arc<DatagramCounters>,
 }
@@ -139,6 +167,7 @@ impl Ends {
         let mtu = plan.tunnel.packet_bytes + 28;
         let discipline = match scheduler {
             Scheduler::StreamFcfs | Scheduler::DatagramFcfs => Discipline::Fcfs,
+            Scheduler::DatagramByRtt => Discipline::Wfq,
             _ => Discipline::Ml { low: Low::Rr },
         };
         let transport = Transport {
@@ -148,7 +177,13 @@ impl Ends {
             idle_timeout: Duration::from_secs(plan.workload.limit_s),
             ..Transport::default()
         };
-        Self { transport, discipline, queue_bytes: plan.tunnel.queue_bytes, counters: Arc::default() }
+        Self {
+            transport,
+            discipline,
+            weighs_round_trips: scheduler == Scheduler::DatagramByRtt,
+            queue_bytes: plan.tunnel.queue_bytes,
+            counters: Arc::default(),
+        }
     }
 
     fn datagrams(&self) -> Datagrams {
@@ -182,6 +217,7 @@ impl Ends {
             machines: machines.clone(),
             seen: seen.clone(),
             handle: handle.clone(),
+            weighs_round_trips: self.weighs_round_trips,
             queue_bytes: self.queue_bytes,
         };
         spawn(serve(relay, of));
@@ -242,6 +278,7 @@ struct Of {
     machines: Machines,
     seen: Seen,
     handle: Handle,
+    weighs_round_trips: bool,
     queue_bytes: usize,
 }
 
@@ -294,27 +331,47 @@ async fn relay_one(mut request: Request, client: h3::Client, of: Of) -> Result<(
     of.seen.0.tunnels.lock().push(tunnel.view());
     // The client's settings may arrive after its first request.
     let settle = |tunnel: &UdpTunnel| tunnel.set_datagrams_usable(client.datagrams_allowed());
-    pump(tunnel, &socket, of.server, None, settle, |form| {
-        let count = match form {
-            Form::Datagram => &of.seen.0.datagrams,
-            Form::Capsule => &of.seen.0.capsules,
-        };
-        count.fetch_add(1, Relaxed);
+    let mut first_answer = FirstAnswer::default();
+    pump(tunnel, &socket, of.server, None, settle, |passed, tunnel| match passed {
+        Passed::Sent(form) => {
+            let count = match form {
+                Form::Datagram => &of.seen.0.datagrams,
+                Form::Capsule => &of.seen.0.capsules,
+            };
+            count.fetch_add(1, Relaxed);
+            first_answer.of_server((CLOCK.now_ns)());
+        }
+        Passed::Received => {
+            let Some(round_trip_ns) = first_answer.of_client((CLOCK.now_ns)()) else { return };
+            of.seen.0.round_trips_ns.lock().insert(tunnel.stream_id(), round_trip_ns);
+            if of.weighs_round_trips {
+                let weight = (round_trip_ns / WEIGHED_NS).clamp(1, u64::from(u16::MAX)) as u16;
+                tunnel.set_terms(&Terms::of(Service { weight, ..Service::default() }, None));
+            }
+        }
     })
     .await
 }
 
-/// Opens a tunnel for the first sender to a local socket, and carries its payloads. `form` is called once the tunnel is open;
-/// payloads leave in the form that it returns, or in the tunnel's own if it returns `None`.
+/// What a pump has passed.
+enum Passed {
+    /// A payload from the socket, into the tunnel.
+    Sent(Form),
+    /// Payloads from the tunnel, to the socket.
+    Received,
+}
+
+/// Opens a tunnel for the first sender to a local socket, and carries its payloads. `form` is called with the tunnel's stream ID once the
+/// tunnel is open; payloads leave in the form that it returns, or in the tunnel's own if it returns `None`.
 ///
 /// # Errors
 /// When the tunnel ends.
-pub async fn carry(relay: RelayConnection, socket: Socket, form: impl FnOnce() -> Option<Form>) -> Result<()> {
+pub async fn carry(relay: RelayConnection, socket: Socket, form: impl FnOnce(u64) -> Option<Form>) -> Result<()> {
     let (sender, _, payload) = socket.recv_from().await?;
     let mut opened = relay.open_udp(&target()).await?;
-    let form = form();
+    let form = form(opened.tunnel.stream_id());
     opened.tunnel.batch(form).push(&payload);
-    pump(opened.tunnel, &socket, sender, form, |_| {}, |_| {}).await
+    pump(opened.tunnel, &socket, sender, form, |_| {}, |_, _| {}).await
 }
 
 /// Moves payloads between a tunnel and a socket until either ends.
@@ -324,7 +381,7 @@ async fn pump(
     peer: SocketAddr,
     form: Option<Form>,
     settle: impl Fn(&UdpTunnel),
-    sent: impl Fn(Form),
+    mut passed: impl FnMut(Passed, &UdpTunnel),
 ) -> Result<()> {
     let mut payloads = Segments::new(READ_BYTES);
     let end = poll_fn(|cx| {
@@ -341,6 +398,7 @@ async fn pump(
                     // If the network has ended, sending fails, which does not matter.
                     payloads.iter().for_each(|payload| _ = socket.send_to(peer, Default::default(), payload.to_vec()));
                     payloads.clear();
+                    passed(Passed::Received, &tunnel);
                     moved = true;
                 }
                 Poll::Pending => {}
@@ -348,8 +406,10 @@ async fn pump(
             if let Poll::Ready(received) = socket.poll_recv_from(cx) {
                 let Ok((_, _, payload)) = received else { return Poll::Ready(Ok(())) };
                 let mut batch = tunnel.batch(form);
-                sent(if matches!(batch, PayloadBatch::Datagrams(_)) { Form::Datagram } else { Form::Capsule });
+                let sent = if matches!(batch, PayloadBatch::Datagrams(_)) { Form::Datagram } else { Form::Capsule };
                 batch.push(&payload);
+                drop(batch);
+                passed(Passed::Sent(sent), &tunnel);
                 moved = true;
             }
             if !moved {
