@@ -10,8 +10,8 @@ use crate::intf::{ID_CONFIGS, RawIdKeys};
 /// class and worker. `connection_id.h` describes an ID.
 pub type IdKeys = [[u8; 16]; 2];
 
-/// Puts keys in force by their configs, which count modulo 8. Other configs keep their keys, as in the endpoints: if somebody
-/// sets the clock, the keys of the connections that live are no longer among those of the present weeks.
+/// Puts keys in force by their configs, which count modulo 8. Other configs keep their keys, as in the endpoints: after a clock change,
+/// live connections may use keys of other weeks.
 pub(crate) fn set_keys<M: BorrowMut<MapData>>(
     map: &mut Array<M, RawIdKeys>,
     keys: &[(u8, IdKeys)],

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-/// Returns the devices on which a device stands, directly or through others: whatever passes it passes one of them, too. The
-/// set is empty if sysfs does not show the device; its mount belongs to one network namespace.
+/// Returns the devices on which a device stands, directly or through others: every packet of the device also passes one of them. The set is
+/// empty if sysfs does not show the device; its mount belongs to one network namespace.
 #[must_use]
 pub fn lower_devices(device: &str) -> BTreeSet<String> {
     lower_in(Path::new("/sys/class/net"), device)

@@ -13,7 +13,7 @@ use crate::policy::Policy;
 use crate::relay::{ListenerSettings, RelayLimits, RelaySettings, StrangerLimits};
 use crate::transport::TransportSettings;
 
-/// What a change of a key takes.
+/// What a change of a key requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Takes {
     /// A reload.
@@ -27,20 +27,20 @@ pub enum Takes {
 pub struct ChangeRow {
     /// Their paths; the path of a section with `.*` at the end covers all keys in it and in the sections below.
     pub keys: &'static [&'static str],
-    /// What a change of them takes.
+    /// What a change of them requires.
     pub takes: Takes,
     /// Whether two configurations differ in it.
     pub has_changed: bool,
 }
 
-/// Keys that changed and take a restart. Displays as the remedy.
+/// Keys that changed and require a restart. Displays as the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct TakesRestart(pub Vec<&'static str>);
 
 impl fmt::Display for TakesRestart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (take, values) = if self.0.len() == 1 { ("takes", "value") } else { ("take", "values") };
-        write!(f, "a change of {} {take} a restart; restart paced, or restore the old {values}", self.0.join(", "))
+        let (require, values) = if self.0.len() == 1 { ("requires", "value") } else { ("require", "values") };
+        write!(f, "a change of {} {require} a restart; restart paced, or restore the old {values}", self.0.join(", "))
     }
 }
 
@@ -64,7 +64,7 @@ macro_rules! rows {
 }
 
 impl Config {
-    /// Checks that no key that takes a restart differs between this configuration and `new`.
+    /// Checks that no key that requires a restart differs between this configuration and `new`.
     ///
     /// # Errors
     /// The keys that do.

@@ -36,7 +36,7 @@ pub fn manual() -> String {
         let key = setting.split(" = ").next().unwrap_or_default();
         let path = if section.is_empty() { key.to_owned() } else { format!("{section}.{key}") };
         if restarts.contains(&&path[..]) {
-            page.push_str("A change takes a restart.\n");
+            page.push_str("A change requires a restart.\n");
         }
         if is_key {
             page.push_str(".RE\n");
@@ -46,7 +46,7 @@ pub fn manual() -> String {
     page
 }
 
-/// Returns the keys whose change takes a restart.
+/// Returns the keys whose change requires a restart.
 fn restarts() -> Vec<&'static str> {
     let whole = Config::from_toml(&switched_on());
     let rows = whole.map(|config| rows(&config, &config)).unwrap_or_default();
@@ -127,7 +127,7 @@ mod tests {
         }
         let expected: Table = switched_on().parse().unwrap();
         assert_eq!(pasted.parse::<Table>().unwrap(), expected, "{pasted}");
-        assert!(page.contains("A change takes a restart."));
+        assert!(page.contains("A change requires a restart."));
     }
 
     #[test]

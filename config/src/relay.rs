@@ -175,7 +175,7 @@ pub struct RelayLimits {
     /// HTTP/3 frames and capsules, not counting one for each 84 bytes of their stream. If clients need not authenticate, this limits one
     /// network.
     pub frames_per_second: u32,
-    /// Bytes of one tunnel that may wait toward the client. Each payload counts with 16 bytes more than it has.
+    /// Bytes of one tunnel that may wait toward the client. Each payload counts as its size plus 16 bytes.
     pub queue_bytes_per_tunnel: u32,
     /// Bytes of all tunnels of one connection that may wait toward the client, counted likewise.
     pub queue_bytes_per_connection: u32,

@@ -93,7 +93,7 @@ shows what it does and changes its policy.
 const TAIL: &str = r".SH SIGNALS
 .TP
 .B SIGHUP
-Reads the configuration and the files that it names again. If a key cannot be used or takes a restart, paced logs its name and changes
+Reads the configuration and the files that it names again. If a key cannot be used or requires a restart, paced logs its name and changes
 nothing.
 .B pacectl reload
 does the same and prints the result. paced also reads files that the configuration names when they change. If it cannot use them, it reads them again each minute.

@@ -125,8 +125,8 @@ pub struct Enforce {
 }
 
 impl Enforce {
-    /// Puts the first policy in force. If the kernel refuses it, which is logged, no class has terms there, but the roles use it all the
-    /// same: there is no former policy to return to.
+    /// Puts the first policy in force. If the kernel refuses it, which is logged, no class has terms there, but the roles use it anyway:
+    /// there is no previous policy to return to.
     fn begin(&mut self, policy: &Policy) {
         (self.kernel)(policy).unwrap_or_else(|error| tracing::warn!("no class has terms in the kernel: {error}"));
         (self.roles)(policy);

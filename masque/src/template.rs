@@ -47,7 +47,7 @@ pub enum TemplateError {
     #[error("a template has to start with https://")]
     NotHttps,
     /// No authority, or one without a host.
-    #[error("a template needs a host, and a port if that is not 443, behind https://: {0}")]
+    #[error("a template needs a host, and a port if that is not 443, after https://: {0}")]
     Authority(InvalidTarget),
     /// A variable before the path.
     #[error("variables may stand in the path and in the query only")]
@@ -65,16 +65,16 @@ pub enum TemplateError {
     #[error("every {{ needs a name and a }}")]
     Expression,
     /// An operator that RFC 9298 §2 excludes, or that RFC 6570 reserves.
-    #[error("of the operators only ? and & may be used")]
+    #[error("only the operators ? and & are allowed")]
     Operator,
     /// A modifier (`:3` or `*`), which would require level 4 of RFC 6570.
-    #[error("modifiers of variables (a length behind a colon, an asterisk) must not be used")]
+    #[error("modifiers of variables (a length after a colon, an asterisk) are not allowed")]
     Modifier,
     /// One of the two variables is missing.
     #[error("a template has to contain target_host and target_port")]
     MissingVariable,
     /// The character after a variable could be part of its value.
-    #[error("behind a variable, put a character that it cannot contain, such as a slash")]
+    #[error("after a variable, put a character that it cannot contain, such as a slash")]
     Ambiguous,
 }
 

@@ -79,7 +79,7 @@ impl FormerTunnel {
         self.until.as_mut().poll(cx).map(|()| false)
     }
 
-    /// Hands what such a tunnel receives to `deliver`, together with the count of what went through it, and ends it when it is time.
+    /// Delivers the payloads of such a tunnel by `deliver`, together with the count of its traffic, until its time is over; then ends it.
     /// `payloads` must be empty, and `deliver` empties them.
     pub fn poll(
         former: &mut Option<Self>,

@@ -64,7 +64,7 @@ impl Enforcement {
                 }
                 Ok(None) => break None,
                 Err(error) if is_unreadable(&error) => {
-                    tracing::error!("the message of the monitor cannot be read: {error}");
+                    tracing::error!("failed to read a message from the monitor: {error}");
                     monitor.end_present();
                     break None;
                 }
@@ -113,7 +113,7 @@ async fn follow(mut intake: Intake, notices: Option<Notices>, successors: io::Re
                 Ok(Some((notice, fds))) => _ = intake.take(notice, fds),
                 outcome => {
                     if let Err(error) = outcome {
-                        tracing::error!("the message of the monitor cannot be read: {error}");
+                        tracing::error!("failed to read a message from the monitor: {error}");
                         // Its tables or reports would be missing: another monitor sends everything again.
                         successors.end_present();
                     }
@@ -137,7 +137,7 @@ async fn follow(mut intake: Intake, notices: Option<Notices>, successors: io::Re
                 }
                 // The monitor's socket is closed with the message, so that the monitor ends and the keeper starts another.
                 Err(error) if is_unreadable(&error) => {
-                    tracing::error!("the message of the keeper of the monitor cannot be read: {error}");
+                    tracing::error!("failed to read a message from the monitor's keeper: {error}");
                 }
                 outcome => {
                     if let Err(error) = outcome {

@@ -66,7 +66,7 @@ pub enum OpenAiError {
         retry_after_s: u32,
     },
     /// The client has used its bytes of the month at the relay in front of the gateway.
-    #[error("this client has used up its bytes of this month; the next month begins in {retry_after_s} s")]
+    #[error("this client has used up its bytes for this month; the next month begins in {retry_after_s} s")]
     BytesUsed {
         /// The time until the next month begins, in seconds.
         retry_after_s: u32,

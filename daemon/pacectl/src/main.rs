@@ -76,7 +76,7 @@ enum Command {
         /// The tunnel's ID, from `pacectl tunnels`
         tunnel: u64,
     },
-    /// Assigns a class to a tunnel, whatever the rules say; without a class, the rules decide again
+    /// Assigns a class to a tunnel, regardless of the rules; without a class, the rules decide again
     Class {
         /// The tunnel's ID, from `pacectl tunnels`
         tunnel: u64,

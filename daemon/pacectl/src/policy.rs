@@ -60,7 +60,7 @@ pub(crate) struct Set {
     /// Fails unless this revision is in force
     #[arg(long, value_name = "REVISION")]
     expect: Option<u64>,
-    /// Rolls back unless you run `pacectl policy confirm` within so many seconds
+    /// Rolls back unless you run `pacectl policy confirm` within this many seconds
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600), conflicts_with = "save")]
     confirm_within: Option<u64>,
     /// Saves the policy: it survives restarts and takes precedence over the files

@@ -1,8 +1,8 @@
 //! The kernel's buffers of sockets: as large as asked for, or as large as the kernel grants.
 //!
 //! With CAP_NET_ADMIN, the kernel grants any size (SO_RCVBUFFORCE and SO_SNDBUFFORCE, socket(7)), otherwise at most
-//! `net.core.rmem_max` and `net.core.wmem_max`. Setting a size of more than that replaces a larger buffer, which somebody with
-//! the capability gave the socket (systemd, for `ReceiveBuffer=`), by a smaller one.
+//! `net.core.rmem_max` and `net.core.wmem_max`. Setting a larger size shrinks a buffer that systemd (`ReceiveBuffer=`) has made larger than
+//! that.
 
 use std::{
     io,

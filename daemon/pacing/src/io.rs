@@ -178,7 +178,7 @@ impl s2n_quic::provider::io::Provider for Provider {
         let socket = Socket::from(socket);
         let bytes = Some(settings.socket_buffer_bytes);
         size_buffers(&socket, bytes, bytes, Larger::Keep)?;
-        // Without the "don't fragment" bit, probes larger than the path's MTU would be fragmented and arrive all the same.
+        // Without the "don't fragment" bit, probes larger than the path's MTU would be fragmented and arrive anyway.
         let probes = syscall::configure_mtu_disc(&socket);
         let sizes = mtu::Config::builder().with_max_mtu(settings.max_mtu);
         let sizes = sizes.and_then(|sizes| sizes.with_initial_mtu(settings.initial_mtu)).and_then(mtu::Builder::build);

@@ -121,7 +121,7 @@ impl Default for Transport {
     }
 }
 
-/// Returns how many windows of streams the window of a connection has (RFC 9000 §4.1): if the readers of so many streams are slow or have
+/// Returns how many windows of streams the window of a connection has (RFC 9000 §4.1): if the readers of this many streams are slow or have
 /// stopped, all streams of the connection wait. A server has many connections and a client has few.
 #[must_use]
 pub const fn stream_windows(role: Role) -> u32 {

@@ -226,8 +226,8 @@ impl HttpConnection {
         polled
     }
 
-    /// Announces that no further request will be accepted (RFC 9114 §5.2); requests that arrive all the same are
-    /// rejected, which tells the client that it may repeat them elsewhere.
+    /// Announces that no further request will be accepted (RFC 9114 §5.2); requests that arrive anyway are rejected, which tells the client
+    /// that it may repeat them elsewhere.
     pub fn go_away(&mut self) {
         if self.goaway.is_none() {
             self.goaway = Some(self.next_request);

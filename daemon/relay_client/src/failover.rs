@@ -4,7 +4,7 @@
 //! Relays are in order of preference. While there is no connection, the edge tries one relay after another: it tries
 //! the next once the one before has not answered for [`STAGGER`], or has failed. While there is a connection, the edge
 //! tries the preferred relays in the background, as often as the back-off allows. A relay that an operator has chosen
-//! counts as the most preferred one. A relay at which tunnels of another path are is also connected to, and so is the relay that a slow one
+//! counts as the most preferred one. The edge also connects to relays that hold tunnels of another path, and to the relay that a slow one
 //! is compared with. While a slow relay stands by, the edge uses the next one.
 //!
 //! The back-off spares relays that are overloaded. While another path works, a relay that does not answer is more likely to be out of reach

@@ -89,7 +89,7 @@ pub struct ClientLimits {
     pub idle: Duration,
     /// How long a client may stop reading an answer.
     pub patience: Patience,
-    /// The callback after a client without a complete request made room for another one.
+    /// The callback after a client without a complete request was closed in favour of another one.
     pub on_evicted: Arc<dyn Fn() + Send + Sync>,
 }
 
@@ -215,7 +215,7 @@ impl<W: GatewayAccess> ModelEntrance<W> {
             _ = leave => {
                 if !*self.ending.borrow() {
                     (self.limits.on_evicted)();
-                    tracing::debug!(client = %from, "a client without a complete request made room for another one");
+                    tracing::debug!(client = %from, "closed a client without a complete request: too many clients");
                 }
             }
         }

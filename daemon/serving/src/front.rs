@@ -180,7 +180,7 @@ impl Hall {
                     return;
                 }
                 self.metrics.evicted();
-                tracing::debug!(client = %from, "a client without an admitted request made room for another one");
+                tracing::debug!(client = %from, "closed a client without an admitted request: too many clients");
             }
         }
     }

@@ -243,7 +243,7 @@ impl GatewayMetrics {
         self.handshakes.get_or_create(&[("result", result)]).inc();
     }
 
-    /// Counts a client that made room for another before any of its requests was admitted.
+    /// Counts a client that was closed in favour of another before any of its requests was admitted.
     pub(crate) fn evicted(&self) {
         self.evicted.inc();
     }

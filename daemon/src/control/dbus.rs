@@ -93,8 +93,8 @@ impl Door {
         Ok((found.number, found.text.clone(), found.author.clone(), found.origin.to_string(), since_us))
     }
 
-    /// Lists the revisions of the policy that are kept, the oldest first: number, who wanted it, where it comes from, when it came into
-    /// force, in microseconds since 1970, and what it changed, as a unified diff.
+    /// Lists the revisions of the policy that are kept, the oldest first: number, author, origin, when it took effect, in microseconds
+    /// since 1970, and what it changed, as a unified diff.
     #[zbus(out_args("revisions"))]
     async fn list_revisions(&self) -> Result<Vec<RevisionRow>, Denial> {
         Ok(self.control.revisions().iter().map(|found| revision_row(found)).collect())
@@ -219,10 +219,10 @@ impl Door {
         Ok(connections.into_iter().map(connection_row).collect())
     }
 
-    /// Lists the classes in each role ("relay" or "edge"), with what became of their traffic since the start: class, role, open tunnels,
+    /// Lists the classes in each role ("relay" or "edge"), with counters of their traffic since the start: class, role, open tunnels,
     /// payloads and bytes sent, how long sent payloads had waited, in microseconds in all, payloads sent after their deadline, dropped
-    /// because the queue was full, because they were late, and because they had waited too long, streams that expired, and packets
-    /// of the class in both roles that were handed to the kernel late.
+    /// because the queue was full, because they were late, and because they had waited too long, streams that expired, and packets of the
+    /// class in both roles that were handed to the kernel late.
     #[zbus(out_args("classes"))]
     async fn list_classes(&self) -> Vec<ClassRow> {
         self.control.classes().iter().map(class_row).collect()

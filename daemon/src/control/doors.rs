@@ -121,7 +121,7 @@ impl Doors {
     }
 
     /// Opens the doors that the configuration names at the start; `given` is the Unix socket if the service manager has
-    /// opened it. If a door cannot be opened, this is logged, and the others open all the same.
+    /// opened it. If a door cannot be opened, this is logged, and the others open anyway.
     ///
     /// # Errors
     /// A file of `[control.tcp]` cannot be used.

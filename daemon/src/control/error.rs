@@ -68,10 +68,12 @@ pub enum Error {
     #[error("too many requests about policies at once; try again")]
     Busy,
     /// The caller watches as many streams as one may.
-    #[error("{caller:?} watches as many streams of statistics and events as one caller may; end one first")]
+    #[error("{caller:?} has reached the limit of {most} streams of statistics and events; end one first")]
     Watches {
         /// The name of the caller.
         caller: String,
+        /// The limit.
+        most: usize,
     },
     /// Another caller records departures, or events of the connection.
     #[error("the recording limit is reached; try again in a minute")]

@@ -118,7 +118,7 @@ impl Control {
     /// The caller has all the places that one may have.
     pub(super) fn watch(&self, caller: &Caller) -> Result<GaugePlace, Error> {
         let place = self.watching.places.take(&caller.name.as_str().into(), WATCHES);
-        place.ok_or_else(|| Error::Watches { caller: caller.name.clone() })
+        place.ok_or_else(|| Error::Watches { caller: caller.name.clone(), most: WATCHES })
     }
 
     /// Returns how many connections and tunnels are open.

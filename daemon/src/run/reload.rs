@@ -174,7 +174,7 @@ impl Daemon {
     }
 
     /// Puts prepared settings in force. Nothing here fails. The compiler refuses a field of the configuration that is
-    /// not named here: each is either applied here, or its change takes a restart (`config::change`).
+    /// not named here: each is either applied here, or its change requires a restart (`config::change`).
     fn put_in_force(&mut self, config: Arc<Config>, prepared: Prepared, open: &mut Open) {
         let Config {
             state_dir: _,

@@ -299,7 +299,8 @@ impl Uplink {
         peers.iter().any(|peer| peer.state.borrow().usable().next().is_some())
     }
 
-    /// Counts a tunnel that moved away from one connection to another; `is_return` says that it was asked whether it does better there.
+    /// Counts a tunnel that moved away from one connection to another; `is_return` says that it was asked whether that path suits it
+    /// better.
     pub fn note_move(&self, from: &Line, to: &Line, is_return: bool) {
         self.counters.moved_tunnels.inc();
         if let Some(path) = self.paths.get(from.path_place).filter(|_| from.path_place != to.path_place) {
@@ -435,8 +436,7 @@ impl Uplink {
     }
 
     /// Closes connections without tunnels if their relay is shutting down, if they take none, or if others of the same
-    /// path suffice. One connection is kept to a relay at which tunnels of another path are, or with which a slow one
-    /// is compared.
+    /// path suffice. One connection is kept to a relay that holds tunnels of another path, or that a slow one is compared with.
     fn close_spare(&self, now: Instant) {
         self.state.send_if_modified(|state| {
             let order = state.in_order(now);

@@ -41,7 +41,7 @@ pub struct Path {
     pub(crate) relays: Vec<Endpoint>,
     /// How many UDP tunnels moved from it to another path.
     pub(crate) moved: AtomicU64,
-    /// How many UDP tunnels have come back to it, because they do better there, since listeners were last told.
+    /// How many UDP tunnels have come back to it, because it suits them better, since listeners were last told.
     pub(crate) returned: AtomicU64,
 }
 

@@ -144,7 +144,7 @@ impl Account {
         match order(clock.discipline, service).1 {
             Order::Share => {
                 if clock.sharing == 0 {
-                    // A busy period has ended (SIGCOMM 1996, §2): whoever wakes first begins the next one, without debts.
+                    // A busy period has ended (SIGCOMM 1996, §2): the first stream to wake starts the next one with no debt.
                     clock.virtual_time = clock.virtual_time.max(clock.latest_end);
                 }
                 self.tag = self.tag.max(clock.virtual_time);

@@ -148,7 +148,7 @@ fn an_fq_whose_horizon_is_nearer_than_departures_is_not_trusted_with_them_and_dr
         let mut tunnel = client.open(site.target(Family::V4, 7)).await.unwrap();
         tunnel.echo(Form::Datagram, b"the kernel keeps departures").await;
         site.chain.access.far.set_qdisc("fq horizon 500us horizon_drop").unwrap();
-        site.relay.wait_for_line("from now on, departure times are kept by paced on ", SOON).unwrap();
+        site.relay.wait_for_line("departures changed: departure times are kept by paced on ", SOON).unwrap();
         // After a change, the first packet makes paced look up again which device leads to the peer.
         for _ in 0..5 {
             tunnel.echo(Form::Datagram, b"paced does").await;

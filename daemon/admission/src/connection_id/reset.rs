@@ -109,7 +109,7 @@ impl Resets {
         if from_ns - now_ns < Self::BURST_NS {
             return;
         }
-        // A reset that was sent all the same does not count against the next.
+        // A reset that was sent anyway does not count against the next.
         state.on_time_ns = from_ns;
         let until_ns = now_ns + Self::MUTED_FOR_NS;
         state.muted.resize(Self::MOST_MUTED, ([0; LEN], 0));

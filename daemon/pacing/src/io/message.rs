@@ -56,8 +56,8 @@ pub fn send(socket: &impl AsFd, messages: &[Message<'_>]) -> io::Result<usize> {
     send_with(socket, messages, libc::MSG_DONTWAIT)
 }
 
-/// Has the kernel look at a message's mark, source and route as if it were sent. Nothing is sent (`do_confirm` of
-/// `udp_sendmsg`, net/ipv4/udp.c), and no firewall has a say.
+/// Makes the kernel check a message's mark, source and route as if it were sent. Nothing is sent (`do_confirm` of `udp_sendmsg`,
+/// net/ipv4/udp.c), and no firewall sees it.
 ///
 /// # Errors
 /// The kernel's error: EPERM if this process may not set the mark.

@@ -176,7 +176,7 @@ impl Follower {
         let horizon_ns = horizon_ns(qdiscs);
         let keeps = horizon_ns >= HORIZON_NS;
         if device.set_keeps_departures(keeps) && !self.is_first {
-            tracing::info!("from now on, {}", who_keeps_departures([device]));
+            tracing::info!("departures changed: {}", who_keeps_departures([device]));
         }
         (self.listener)(device.name(), horizon_ns);
         let label = DeviceLabel { device: device.name().to_owned() };

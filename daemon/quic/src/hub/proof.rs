@@ -14,7 +14,7 @@
 //! - where few packets are lost, as many as add one byte to [`SHARE`]. These are the first packets of a burst, several in
 //!   a row, because a message of the kernel's segmentation offload has packets of one size: single ones in the middle of
 //!   a burst would make it leave in three messages instead of one. While the path sets the pace, they are filled up one
-//!   at a time all the same, because then the gap between two of them counts.
+//!   at a time anyway, because then the gap between two of them counts.
 //!
 //! If the path did become narrow, these full packets are lost as well, and the transport still finds out.
 

@@ -57,11 +57,11 @@ pub(super) struct Returning {
 /// Whether a path takes tunnels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Service {
-    /// It does.
+    /// Takes tunnels.
     Takes,
-    /// It does not, as planned: an operator has moved its tunnels, or its relay is shutting down, and there is no other connection yet.
+    /// Takes none on purpose: an operator has moved its tunnels, or its relay is shutting down, and there is no other connection yet.
     Pauses,
-    /// It does not, because it is silent or slow.
+    /// Takes none, because it is silent or slow.
     Fails,
 }
 
@@ -173,7 +173,7 @@ impl Work<'_> {
         }
     }
 
-    /// Asks tunnels whether they would do better on another path, once a path has become steady.
+    /// Asks tunnels whether another path would suit them better, once a path has become steady.
     pub(super) fn look_for_better(&mut self, now: Instant, lines: &[Arc<Line>]) {
         if !self.uplink.has_several_paths() {
             return;

@@ -104,7 +104,7 @@ impl Work<'_> {
         change != SlownessChange::None
     }
 
-    /// Whether tunnels over a path to one of its relays may do better at another relay of this path.
+    /// Whether another relay of this path may suit tunnels over a path to one of its relays better.
     fn is_to_be_compared(&mut self, at: (usize, usize), now: Instant, lines: &[Arc<Line>]) -> bool {
         let seen = round_trips(over(at, lines).filter(|line| !line.is_doubted()));
         let may_be_compared = self.may_be_compared(at, lines);
