@@ -32,7 +32,7 @@ if [[ ${1-} && $1 != -* ]]; then
   commit=$(git -C "$project" rev-parse --verify --short=12 "$1^{commit}"); shift
   before=$target/before/$commit/paced
   if [[ ! -x $before ]]; then
-    # Files get the present time: with the commit's times, cargo would consider them built.
+    # Files get the current time: with the commit's times, cargo would consider them built.
     rm -rf "$target/before/$commit" && mkdir -p "$target/before/$commit/source"
     git -C "$project" archive "$commit" | tar -x -m -C "$target/before/$commit/source"
     build "$target/before/$commit/source" --bin paced

@@ -78,7 +78,7 @@ static __always_inline void set_dscp(struct __sk_buff *skb, __u32 ip_offset, __u
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
 		__be16 old, new;
 
-		/* Version, header length and the former TOS byte: one word of the header's checksum. */
+		/* Version, header length and the old TOS byte: one word of the header's checksum. */
 		if (bpf_skb_load_bytes(skb, ip_offset, &old, sizeof(old)) || !has_version(old, 4))
 			return;
 		new = (old & bpf_htons(0xff03)) | bpf_htons(dscp << 2);

@@ -159,7 +159,7 @@ impl Egress {
     }
 
     fn prepare(&mut self, device: &str, has_fq: bool) -> Result<NetworkDevice, Error> {
-        // If the kernel does not say, the present attachment stays.
+        // If the kernel does not say, the current attachment stays.
         let found = NetworkDevice::find(device).map_err(|error| refused(device, "tc egress", error.into()))?;
         self.detach(device)?;
         let found = found.ok_or_else(|| refused(device, "tc egress", NO_DEVICE.into()))?;
@@ -306,7 +306,7 @@ impl KernelClasses {
         let ethernet = if device.has_ethernet { 0 } else { intf::DEVICE_NO_ETHERNET };
         let flags = fq | ethernet;
         let inserted = self.devices.insert(device.index, flags, 0).or_else(|_| {
-            // Devices that were made anew have left their former indices behind, and the table may be full of these.
+            // Recreated devices have left their previous indices behind, and the table may be full of these.
             self.forget_missing_devices();
             self.devices.insert(device.index, flags, 0)
         });

@@ -67,7 +67,7 @@ impl Ingress {
             circumstances: Circumstances::now(),
             cause,
         };
-        // If the kernel does not say, the present attachment stays.
+        // If the kernel does not say, the current attachment stays.
         let found = NetworkDevice::find(device).map_err(|error| refused("XDP", error.into()))?;
         self.detach(device);
         let found = found.ok_or_else(|| refused("XDP", NO_DEVICE.into()))?;

@@ -217,7 +217,7 @@ impl Control {
                 // The same refusal, or a panic, which was logged already.
                 _ => {}
             }
-            // The refusal of the former policy may be temporary.
+            // The refusal of the previous policy may be temporary.
             sleep(STEP).await;
         }
     }
@@ -321,7 +321,7 @@ impl Control {
         Ok(revision)
     }
 
-    /// Goes back to a former policy, 0 for the one before, if revision `expected` is in force, 0 for any.
+    /// Goes back to an earlier policy, 0 for the one before, if revision `expected` is in force, 0 for any.
     ///
     /// # Errors
     /// The caller may not write, there is no such revision, or the expected one is not in force. Or `number` is 0 right

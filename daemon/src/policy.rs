@@ -46,7 +46,7 @@ pub struct Submission {
     pub expected: Option<u64>,
     /// Only checks whether it would be accepted.
     pub dry_run: bool,
-    /// Returns to the former policy unless it is confirmed within this time, which is more than zero and at most [`MAX_CONFIRM`].
+    /// Returns to the previous policy unless it is confirmed within this time, which is more than zero and at most [`MAX_CONFIRM`].
     pub confirm_within: Option<Duration>,
     /// Keeps it in the state folder, where it takes precedence over the files from then on.
     pub save: bool,
@@ -278,8 +278,8 @@ impl Policies {
         self.adopt(&mut state, revision, confirm_within, save)
     }
 
-    /// Returns to a former revision, which then gets a new number; without a number, to the one before. This is also
-    /// how a caller gives up a revision on trial. If `expected` is not in force, changes nothing.
+    /// Returns to an earlier revision, which then gets a new number; without a number, to the one before. This is also how a caller gives
+    /// up a revision on trial. If `expected` is not in force, changes nothing.
     ///
     /// # Errors
     /// [`PolicyRefusal`]; the policy in force stays.
@@ -319,7 +319,7 @@ impl Policies {
         Ok(state.history.current().clone())
     }
 
-    /// Puts the policy in force anew in the roles, whose classes depend on more than the policy: on the kernel's marks.
+    /// Puts the policy in force again in the roles, whose classes depend on more than the policy: on the kernel's marks.
     pub fn renew_roles(&self) {
         let mut state = self.state();
         let revision = state.history.current().clone();
@@ -403,7 +403,7 @@ impl Policies {
                 // The kernel and the roles accepted it before.
                 let former = state.history.current().policy.clone();
                 if let Err(back) = state.enforce.put(&former) {
-                    tracing::error!("the former policy could not be put back in force: {back}");
+                    tracing::error!("the previous policy could not be put back in force: {back}");
                 }
                 return Err(self.not_saved(&error));
             }

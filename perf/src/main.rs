@@ -102,7 +102,7 @@ enum Command {
     List,
     /// Runs an experiment and prints a table.
     Run(Experiment),
-    /// Runs all plans that have no results for the present product, the most informative first, and writes the report.
+    /// Runs all plans that have no results for the current product, the most informative first, and writes the report.
     Papers(Papers),
     /// Writes the report of all results, `perf/RESULTS.md`, and the table of the fast path in `perf/README.md`.
     Report,

@@ -5,7 +5,7 @@
 //! | [`cell`] | a variant of a plan on a clock, and the order of cells |
 //! | `durations` | how long cells took, and estimates for others |
 //! | `lanes` | how many cells run at the same time |
-//! | [`results`] | files of rows, and whether rows are of the present product |
+//! | [`results`] | files of rows, and whether rows are of the current product |
 //! | [`provenance`] | the commit that each result was measured on; refuses results that cannot be reproduced |
 //! | [`report`](mod@report) | `perf/RESULTS.md`, made from rows and verdicts |
 
@@ -55,7 +55,7 @@ pub struct Bounds {
     pub folder: PathBuf,
 }
 
-/// Runs every cell without rows of the present product, the most telling ones first, each in a separate process and one for each CPU
+/// Runs every cell without rows of the current product, the most telling ones first, each in a separate process and one for each CPU
 /// where this does not change their figures. Results are kept: an interrupted run continues where it was. Rows are never replaced by
 /// rows of fewer repetitions. All rows name the commit and the trees that were checked out at the start.
 ///

@@ -29,7 +29,7 @@ pub enum CodelVerdict {
 /// A backlog this short is no standing queue, however long it took (RFC 8289 §4.2, non-starvation).
 const ONE_PACKET_BYTES: usize = 1_500;
 
-/// If dropping starts again within this many intervals of the last drop, it resumes at its former rate (RFC 8289
+/// If dropping starts again within this many intervals of the last drop, it resumes at its previous rate (RFC 8289
 /// §5.5).
 const MEMORY_INTERVALS: u64 = 16;
 

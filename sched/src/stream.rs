@@ -226,7 +226,7 @@ impl Streams {
         }
     }
 
-    /// Orders the streams by another `clock` from now on; the former one must not be used any more. Waiting streams start
+    /// Orders the streams by another `clock` from now on; the previous one must not be used any more. Waiting streams start
     /// afresh, in the order in which they waited.
     pub fn reorder(&mut self, clock: &mut DisciplineClock) {
         self.known.iter_mut().flatten().for_each(|known| known.account = Account::default());

@@ -80,7 +80,7 @@ pub struct OpenedUdp {
 }
 
 impl OpenedUdp {
-    /// Makes payloads leave on the terms of the present class.
+    /// Makes payloads leave on the terms of the current class.
     pub fn follow(&mut self, access: &RelayAccess) {
         if access.membership.update(&mut self.class).is_some() {
             self.tunnel.set_terms(&self.class.terms(None));

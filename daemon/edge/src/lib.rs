@@ -93,7 +93,7 @@ use wanted::{SharingKey, Wanted};
 /// The edge role: the served local addresses, and the connections to relays that they share.
 ///
 /// Local addresses come as a list, and a later list replaces the one before. An address that is the same in both keeps its
-/// senders and their tunnels; a new or different one begins anew, on the same local socket if the address is the same.
+/// senders and their tunnels; a new or different one begins again, on the same local socket if the address is the same.
 pub struct Edge {
     transport: Transport,
     resources: EdgeResources,
@@ -447,7 +447,7 @@ impl Edge {
         }
     }
 
-    /// How long [`Edge::end`] may take; `None` if no local address serves models, and no answer of a former one goes on.
+    /// How long [`Edge::end`] may take; `None` if no local address serves models, and no answer of a previous one goes on.
     #[must_use]
     pub fn drain(&self) -> Option<Duration> {
         let serves_models = self.served.iter().any(|served| matches!(served.wanted, Wanted::Serve(_)));

@@ -209,7 +209,7 @@ pub struct EdgeTunnel {
 }
 
 impl EdgeTunnel {
-    /// Returns the tunnel's present class; `None` for a hop.
+    /// Returns the tunnel's current class; `None` for a hop.
     #[must_use]
     pub fn class(&self) -> Option<Arc<Class>> {
         match &self.owner {

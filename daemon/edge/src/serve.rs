@@ -76,7 +76,7 @@ impl LastAnswers {
     }
 }
 
-/// A local address while it is served. Dropping it accepts no more clients, and lets their present answers end.
+/// A local address while it is served. Dropping it accepts no more clients, and lets their current answers end.
 struct Open {
     /// `None` once this is dropped.
     door: Option<Door>,
@@ -202,7 +202,7 @@ impl Clients {
         self.door.address()
     }
 
-    /// Serves clients until dropped. Then their connections end with their present answers, in tasks of their own.
+    /// Serves clients until dropped. Then their connections end with their current answers, in tasks of their own.
     pub async fn run(self) {
         let Self { door, entrance, last } = self;
         let mut open = Open { door: Some(door), entrance, last };

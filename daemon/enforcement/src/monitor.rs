@@ -180,7 +180,7 @@ pub struct Monitor {
     current: Current,
 }
 
-/// The present monitor's socket.
+/// The current monitor's socket.
 type Current = Arc<Mutex<Present>>;
 
 #[derive(Default)]
@@ -210,7 +210,7 @@ pub struct Successors {
 }
 
 impl Monitor {
-    /// Starts the keeper, which is this program with this process's present rights, and waits for its first monitor.
+    /// Starts the keeper, which is this program with this process's current rights, and waits for its first monitor.
     ///
     /// # Errors
     /// The program cannot be found or started.
@@ -241,7 +241,7 @@ impl Monitor {
         Ok(Successors { keeper: self.keeper.try_clone()?, current: self.current.clone() })
     }
 
-    /// Makes the present monitor end, so that the keeper starts another.
+    /// Makes the current monitor end, so that the keeper starts another.
     pub fn end_present(&self) {
         self.current.lock().end();
     }
@@ -333,7 +333,7 @@ impl WaitingForSuccessors {
         self.keeper.next().await?.map(|started| take_over(started, &self.current)).transpose()
     }
 
-    /// Makes the present monitor end, so that the keeper starts another.
+    /// Makes the current monitor end, so that the keeper starts another.
     pub fn end_present(&self) {
         self.current.lock().end();
     }

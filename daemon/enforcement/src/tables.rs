@@ -55,7 +55,7 @@ pub(super) fn rates(has_fq: bool) -> Result<String, String> {
 /// Why a device keeps no rates.
 const NO_FQ: &str = "no fq at the root, or its horizon is below 1 s";
 
-/// The settings written to the tables so far, for the tables of programs that are loaded anew.
+/// The settings written to the tables so far, for the tables of programs that are loaded again.
 #[derive(Clone, Default)]
 struct Wanted {
     policy: Option<Policy>,
@@ -72,7 +72,7 @@ struct Guarded {
     secret: Secret,
 }
 
-/// The loaded tables and their present contents.
+/// The loaded tables and their current contents.
 #[derive(Default)]
 pub(super) struct Loaded {
     pub(super) classes: Option<KernelClasses>,
@@ -89,7 +89,7 @@ pub(super) struct Loaded {
 }
 
 impl Tables {
-    /// Replaces the former programs with newly loaded ones, and gives them all settings of the former ones. Classes
+    /// Replaces the previous programs with newly loaded ones, and gives them all settings of the previous ones. Classes
     /// keep their numbers and marks.
     pub(super) fn hold(&self, mut programs: Loaded) {
         let (devices, has_marks) = {
@@ -226,7 +226,7 @@ impl Tables {
         }
     }
 
-    /// Gives the guard the daemon's listeners, by this host's present addresses, and the keys of the connection IDs in
+    /// Gives the guard the daemon's listeners, by this host's current addresses, and the keys of the connection IDs in
     /// use. Callers repeat this, because addresses and keys change; each key is known a week ahead.
     pub fn guard<'a>(
         &self,

@@ -64,7 +64,7 @@ async fn list(client: &mut ControlClient) -> Result<v1::ListPathsResponse> {
     Ok(client.list_paths(v1::ListPathsRequest {}).await?.into_inner())
 }
 
-/// The packets that each path had sent and lost at one moment, by the path's name and connections: other connections count anew.
+/// The packets that each path had sent and lost at one moment, by the path's name and connections: other connections count from zero.
 #[derive(Default)]
 struct Losses(HashMap<(String, Vec<u64>), (u64, u64)>);
 

@@ -64,7 +64,7 @@ static SEND: Buffer = Buffer {
 };
 
 /// Asks for `receive_bytes` and `send_bytes` of buffers for a socket; `None` leaves a buffer as it is. Where the kernel grants less, a
-/// buffer has the larger of its former size and of the most that the kernel grants, and the log says so once.
+/// buffer has the larger of its previous size and of the most that the kernel grants, and the log says so once.
 ///
 /// # Errors
 /// Errors of the kernel, but not that it grants less.

@@ -122,7 +122,7 @@ impl time::clock::Timer for Timer {
             let Poll::Ready(Ok(mut ready)) = self.fd.poll_read_ready(cx) else {
                 return Poll::Pending;
             };
-            // The timer has expired or was armed anew meanwhile; its count does not matter.
+            // The timer has expired or was armed again meanwhile; its count does not matter.
             let expired = ready.try_io(|fd| Ok(rustix::io::read(fd.get_ref(), &mut [0; 8]).map(drop)?));
             if expired.is_ok() {
                 self.armed_ns = None;

@@ -341,7 +341,7 @@ fn client_config(verifier: Verifier, identity: Option<ClientIdentity>, protocol:
 pub type ClientIdentity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
 
 /// Returns a self-signed certificate for development, kept in a folder so that its fingerprint stays the same. Only this user may read
-/// its files. If one of them is missing, makes both anew.
+/// its files. If one of them is missing, makes both again.
 ///
 /// # Errors
 /// The folder cannot be created or written, or its files were damaged.

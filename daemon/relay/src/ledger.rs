@@ -29,7 +29,7 @@ pub struct QuotaLedger {
 
 impl QuotaLedger {
     /// Restores the accounts from the file, if there is one. If the file cannot be read, this is logged and every user
-    /// begins the month anew.
+    /// begins the month from zero.
     #[must_use]
     pub fn open(state_dir: &Path, accounts: Arc<Accounts>, gauges: QuotaGauges) -> Arc<Self> {
         let (kept, used) = StateFile::open(state_dir.join(FILE), "the quota usage of this month");

@@ -220,7 +220,7 @@ impl RelayTunnel {
         self.closed.notified().await;
     }
 
-    /// Returns its present class.
+    /// Returns its current class.
     #[must_use]
     pub fn class(&self) -> Arc<Class> {
         self.class.get()

@@ -118,7 +118,7 @@ pub struct Endpoint {
     /// For IPv4 and IPv6; each is made at its first use.
     sockets: Mutex<[Option<s2n_quic::Client>; 2]>,
     addresses: RelayAddresses,
-    /// Notified when attempts to connect have to begin anew.
+    /// Notified when attempts to connect have to begin again.
     anew: Notify,
 }
 
@@ -224,13 +224,13 @@ impl Endpoint {
         &self.exit
     }
 
-    /// Makes further connections use new sockets: the device of the present ones may be gone, and another device may have its
+    /// Makes further connections use new sockets: the device of the current ones may be gone, and another device may have its
     /// name.
     pub fn renew(&self) {
         *self.sockets.lock() = [None, None];
     }
 
-    /// Makes attempts to connect that are in progress begin anew, with new sockets and another look-up: the path to the relay has changed.
+    /// Makes attempts to connect that are in progress begin again, with new sockets and another look-up: the path to the relay has changed.
     pub fn begin_anew(&self) {
         if self.exit.is_chosen() {
             self.renew();

@@ -126,7 +126,7 @@ impl Failover {
         }
     }
 
-    /// Whether another connection may soon bring places once the present connections are full. A relay that failed before counts only
+    /// Whether another connection may soon bring places once the current connections are full. A relay that failed before counts only
     /// while a connection to it works.
     #[must_use]
     pub fn may_bring_room(&self, now: Instant, availability: &[RelayAvailability]) -> bool {

@@ -88,7 +88,7 @@ impl RelayAddresses {
         self.known.lock().clone()
     }
 
-    /// Makes the next attempt look the name up anew if a look-up has not ended yet: the resolver may be within reach only now. The pending
+    /// Makes the next attempt look the name up again if a look-up has not ended yet: the resolver may be within reach only now. The pending
     /// look-up stays if the system has too many in progress.
     pub fn renounce(&self) {
         // This value holds one more.

@@ -101,7 +101,7 @@ impl Door {
         (stream, from, place)
     }
 
-    /// Accepts no more clients, and waits for the tasks that serve the present ones.
+    /// Accepts no more clients, and waits for the tasks that serve the current ones.
     pub async fn end(mut self) {
         drop(self.accepting);
         while self.tasks.join_next().await.is_some() {}

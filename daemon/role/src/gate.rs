@@ -78,7 +78,7 @@ impl Gate {
         &self.class
     }
 
-    /// Switches to the rate of the tunnel's present class. If the class has changed, returns the old and the new one.
+    /// Switches to the rate of the tunnel's current class. If the class has changed, returns the old and the new one.
     /// Existing reservations keep their times.
     pub fn follow(&mut self) -> Option<(Arc<Class>, &Arc<Class>)> {
         let before = self.membership.update(&mut self.class)?;

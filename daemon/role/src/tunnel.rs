@@ -199,7 +199,7 @@ impl UdpTunnel {
         }
     }
 
-    /// Begins a batch of UDP payloads for the peer, in `form` or, if that is `None`, in the tunnel's present form.
+    /// Begins a batch of UDP payloads for the peer, in `form` or, if that is `None`, in the tunnel's current form.
     #[must_use]
     pub fn batch(&mut self, form: Option<Form>) -> PayloadBatch<'_> {
         match form.unwrap_or_else(|| self.flow.form()) {

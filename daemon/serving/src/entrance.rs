@@ -195,7 +195,7 @@ impl<W: GatewayAccess> ModelEntrance<W> {
         Arc::new(Self { gateways, classes, limits, access, requests, places, newcomers, ending, is_cut })
     }
 
-    /// Makes each connection end after its present requests. Connections without a complete request end at once.
+    /// Makes each connection end after its current requests. Connections without a complete request end at once.
     pub fn end(&self) {
         self.ending.send_replace(true);
         self.newcomers.evict_all();

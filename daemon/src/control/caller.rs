@@ -33,7 +33,7 @@ impl Caller {
     }
 }
 
-/// A connected peer. Each call determines the peer's rights anew, since the configuration may have changed.
+/// A connected peer. Each call determines the peer's rights again, since the configuration may have changed.
 #[derive(Clone, Debug)]
 pub enum Peer {
     /// A process of a user of this machine.
@@ -55,7 +55,7 @@ pub enum Peer {
 }
 
 impl Peer {
-    /// Returns the caller, with its present rights.
+    /// Returns the caller, with its current rights.
     #[must_use]
     pub fn caller(&self) -> Caller {
         match self {

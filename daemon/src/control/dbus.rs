@@ -130,7 +130,7 @@ impl Door {
         Ok(())
     }
 
-    /// Puts a former revision in force again, 0 for the one before; returns its new number.
+    /// Puts an earlier revision in force again, 0 for the one before; returns its new number.
     #[zbus(out_args("revision"))]
     async fn rollback_policy(
         &self,

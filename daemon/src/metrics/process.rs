@@ -22,7 +22,7 @@ pub(super) struct ProcessMetrics {
 }
 
 impl ProcessMetrics {
-    /// Takes the present time as the start of the process.
+    /// Takes the current time as the start of the process.
     pub(super) fn new() -> Self {
         Self { started: SystemTime::now() }
     }

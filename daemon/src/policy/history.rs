@@ -1,4 +1,4 @@
-//! The policy in force and the former ones. A pure state machine: it gets state, event and time, and returns decisions.
+//! The policy in force and the earlier ones. A pure state machine: it gets state, event and time, and returns decisions.
 
 use std::{
     collections::VecDeque,
@@ -30,9 +30,9 @@ pub enum Origin {
     Saved,
     /// A caller set it while paced ran.
     Set,
-    /// A caller went back to a former revision.
+    /// A caller went back to an earlier revision.
     Rollback {
-        /// The former revision.
+        /// The earlier revision.
         to: u64,
     },
     /// The revision before was not confirmed in time.

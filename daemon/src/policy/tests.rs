@@ -264,7 +264,7 @@ fn what_cannot_be_saved_is_not_in_force_either() {
     let save = Submission { text: TWO.into(), save: true, ..Submission::default() };
     assert!(matches!(bench.submit(save), Err(PolicyRefusal::NotSaved { .. })));
     assert_eq!(bench.current().0, 1);
-    assert_eq!(*bench.enforced.lock(), [2, 2], "the former is put back in force");
+    assert_eq!(*bench.enforced.lock(), [2, 2], "the previous policy is put back in force");
 }
 
 #[test]

@@ -37,7 +37,7 @@ use crate::{configuration::gateway_identity, parts::Parts};
 #[derive(Default)]
 pub(super) struct Fronts {
     open: BTreeMap<SocketAddr, Open>,
-    /// Former listeners, which accept no more clients and whose last answers have not ended. Each ends after a limited time.
+    /// Previous listeners, which accept no more clients and whose last answers have not ended. Each ends after a limited time.
     leaving: JoinSet<()>,
 }
 
@@ -76,7 +76,7 @@ impl Drop for Running {
 }
 
 impl Running {
-    /// Accepts no more clients, waits until the present answers have ended, and cuts them after `drain`.
+    /// Accepts no more clients, waits until the current answers have ended, and cuts them after `drain`.
     async fn end(mut self, drain: Duration) {
         self.ending.send_replace(true);
         // The task panics only if a service in it does.
@@ -116,7 +116,7 @@ impl Fronts {
     }
 
     /// Serves the prepared listeners, and no others. If only the certificate of a listener has changed, its clients
-    /// keep their connections. The other connections end with their present answers, or after `drain`.
+    /// keep their connections. The other connections end with their current answers, or after `drain`.
     pub(super) fn serve(
         &mut self,
         Prepared(wanted): Prepared,
@@ -169,12 +169,12 @@ impl Fronts {
         self.leaving.spawn(running.end(drain));
     }
 
-    /// Returns whether there are no listeners, and no answers of former ones.
+    /// Returns whether there are no listeners, and no answers of previous ones.
     pub(super) fn is_empty(&self) -> bool {
         self.open.is_empty() && self.leaving.is_empty()
     }
 
-    /// Accepts no more clients, and waits until the present answers have ended.
+    /// Accepts no more clients, and waits until the current answers have ended.
     pub(super) async fn end(&mut self) {
         // The caller limits the time.
         std::mem::take(&mut self.open).into_values().for_each(|open| self.leave(open, Duration::MAX));

@@ -60,7 +60,7 @@ impl GatewayRole {
         Ok(PreparedGateway { gateway: self.gateway(config, parts)?, fronts })
     }
 
-    /// Serves the prepared gateway and listeners, and ends all others after their present answers, or after `drain`: by
+    /// Serves the prepared gateway and listeners, and ends all others after their current answers, or after `drain`: by
     /// default, the default of a relay's `drain_seconds`.
     pub(super) fn serve(
         &mut self,

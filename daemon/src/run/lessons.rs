@@ -48,7 +48,7 @@ impl Lessons {
         Arc::new(Self { in_force, kept, before: Mutex::new(before.unwrap_or_default()) })
     }
 
-    /// Puts another gateway in force, or none. Keeps what the former one has learned, for the next one.
+    /// Puts another gateway in force, or none. Keeps what the previous one has learned, for the next one.
     pub(super) fn replace(&self, gateway: Option<Arc<Gateway>>) {
         let learned = self.learned();
         *self.before.lock() = learned;

@@ -106,7 +106,7 @@ impl HostNetwork {
     }
 
     /// Returns the index of the device with this name, if there is one. A device that was removed and added again has another index, and
-    /// sockets that were bound to the former one no longer work.
+    /// sockets that were bound to the previous one no longer work.
     #[must_use]
     pub(crate) fn index(&self, device: &str) -> Option<u32> {
         self.devices.indices.get(device).copied()

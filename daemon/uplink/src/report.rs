@@ -33,7 +33,7 @@ pub struct PathReport {
     pub min_rtt: Duration,
     /// Its assumed rate, in bytes per second.
     pub bytes_per_sec: u64,
-    /// Its present use by all connections, in bytes per second, in the direction with more traffic.
+    /// Its current use by all connections, in bytes per second, in the direction with more traffic.
     pub used_bytes_per_sec: u64,
     /// QUIC packets that its connections sent.
     pub sent_packets: u64,

@@ -80,7 +80,7 @@ pub(crate) struct Work<'a> {
     devices: Vec<Vec<Option<u32>>>,
     /// The [additions](crate::moves::HostNetwork::additions) to this host's network that were handled.
     additions: u64,
-    /// When attempts to connect to relays whose names were never resolved last began anew.
+    /// When attempts to connect to relays whose names were never resolved last began again.
     begun_anew: Option<Instant>,
     /// Whether a tunnel waits for a place.
     pub(crate) wanted: bool,

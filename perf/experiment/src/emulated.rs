@@ -140,7 +140,7 @@ impl Emulated {
         Ok(network)
     }
 
-    /// Emulates the link in both directions. Its losses begin anew.
+    /// Emulates the link in both directions. Its losses begin again.
     fn emulate(&self, seed: u64) -> Result<()> {
         let (link, back) = (&self.link, self.link.back());
         let return_queue = if link.return_delay_ms > 0.0 { ENDLESS_QUEUE } else { link.queue_packets };

@@ -310,7 +310,7 @@ pub fn scratch_folder() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Returns an address with a port that is free at present; on a machine used for measurements, no other program should
+/// Returns an address with a port that is free now; on a machine used for measurements, no other program should
 /// take it meanwhile.
 fn free_address() -> Result<SocketAddr> {
     Ok(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?)

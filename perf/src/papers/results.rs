@@ -60,7 +60,7 @@ impl Results {
         Ok(Self { folder: folder.to_owned(), files })
     }
 
-    /// Whether the rows of a cell are of the present product: its folders have the same trees, the plan's fingerprint is the
+    /// Whether the rows of a cell are of the current product: its folders have the same trees, the plan's fingerprint is the
     /// same, there are enough repetitions, and each scheduler that can run here has rows.
     #[must_use]
     pub fn is_current(&self, cell: &Cell, trees: &Trees) -> bool {
@@ -91,7 +91,7 @@ impl Results {
     /// run here, keeps its existing ones: their trees say that they are older.
     ///
     /// # Errors
-    /// When the file cannot be written or belongs to another benchmark, a line is no row, or the present rows have more repetitions.
+    /// When the file cannot be written or belongs to another benchmark, a line is no row, or the existing rows have more repetitions.
     pub fn replace(&mut self, cell: &Cell, lines: &str) -> Result<()> {
         let name = file(&cell.plan, &cell.clock);
         let mut new: Vec<(Head, String)> = Vec::new();
@@ -128,7 +128,7 @@ impl Results {
         write(&path, &text).with_context(|| path.display().to_string())
     }
 
-    /// Returns the present lines of a plan in one of its two files.
+    /// Returns the existing lines of a plan in one of its two files.
     #[must_use]
     pub fn lines(&self, plan: &str, lab: bool) -> String {
         let name = if lab { file(plan, "lab") } else { file(plan, "") };
@@ -155,7 +155,7 @@ fn parse(text: &str) -> Result<Vec<(Head, String)>> {
     }
 }
 
-/// Writes a file and gives it its name only then, so that an interruption leaves the former one.
+/// Writes a file and gives it its name only then, so that an interruption leaves the previous one.
 fn write(path: &Path, text: &str) -> Result<()> {
     let new = path.with_extension("json.new");
     let mut file = fs::File::create(&new)?;

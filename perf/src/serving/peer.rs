@@ -135,7 +135,7 @@ impl Drop for Running {
     }
 }
 
-/// Returns an address of loopback with a TCP port that is free at present.
+/// Returns an address of loopback with a TCP port that is free now.
 fn free_address() -> Result<SocketAddr> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?)
 }

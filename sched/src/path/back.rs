@@ -8,11 +8,11 @@ use super::{CandidatePath, Placement, StreamProfile, estimate, fair_ns, place, r
 /// How much earlier the stream has to end, in nanoseconds.
 const LEAST_GAIN_NS: f64 = 20e6;
 
-/// How much earlier it has to end, as a share of the time that it takes on its present path.
+/// How much earlier it has to end, as a share of the time that it takes on its current path.
 const LEAST_SHARE: f64 = 0.25;
 
 /// Returns the path that a stream should move to from its `present` one: the path that [`place`] would choose for it now, if that gains
-/// enough. The streams of the present path may include this one.
+/// enough. The streams of the current path may include this one.
 ///
 /// Under `lowest-rtt`, a stream gains by a shorter round trip, so a full window keeps streams away but makes none leave. `sa-ecf` chooses a
 /// path with a longer round trip if the window of the fastest path is full; there, the stream gains by its earlier end. Round-robin

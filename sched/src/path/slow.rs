@@ -179,7 +179,7 @@ mod tests {
         let mut slowness = Slowness::default();
         let mut needs = |ms: u64, path| slowness.needs_other(ms * MS, path);
         assert_eq!([0, 950, 1_000].map(|ms| needs(ms, path(400, 20))), [false, false, true]);
-        assert!(!needs(1_050, path(30, 20)) && !needs(1_100, path(400, 20)), "the next second counts anew");
+        assert!(!needs(1_050, path(30, 20)) && !needs(1_100, path(400, 20)), "the next second counts from zero");
         assert!(!needs(9_000, path(700, 600)) && !needs(9_000, path(190, 5)), "neither far nor short is long");
         assert!(!needs(9_000, None));
         look(&mut slowness, (10_000, 14_000), |_| (path(400, 20), Some(40)));

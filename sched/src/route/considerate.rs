@@ -37,7 +37,7 @@ struct Engine {
     /// The factor by which steps take longer than [`Prediction`](super::Prediction) says, because prompts interrupt them
     /// and a small batch grows to its usual size.
     stretch: f64,
-    /// A step with the present batch, stretched.
+    /// A step with the current batch, stretched.
     step_ns: f64,
 }
 

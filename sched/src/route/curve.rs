@@ -77,7 +77,7 @@ impl Curve {
         }
     }
 
-    /// Returns the present costs.
+    /// Returns the current costs.
     #[must_use]
     pub const fn cost(&self) -> Cost {
         Cost {

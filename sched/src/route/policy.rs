@@ -158,7 +158,7 @@ impl Dqn {
     }
 
     /// Returns the policy of [these tensors](Mlp::tensors) and this metadata, or `None` if a part is missing or wrong: the
-    /// name of its `features`, its number of `classes`, and its `fingerprint` in hexadecimal digits. Whether it fits the present models is checked when it is [used](super::Router::new).
+    /// name of its `features`, its number of `classes`, and its `fingerprint` in hexadecimal digits. Whether it fits the current models is checked when it is [used](super::Router::new).
     #[must_use]
     pub fn from_parts<'a>(
         tensors: &[Tensor<'_>],

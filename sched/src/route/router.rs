@@ -132,7 +132,7 @@ impl Router {
 
     /// Returns the choice for a request that the engine `to` serves, `waited_ns` after [`Router::route`] chose another one for
     /// it: for example because `to` has its session in a cache, or has the only free place. The new prediction counts from the
-    /// time of the choice; reason and model stay. `state` is the present state, without the request itself. If there is no
+    /// time of the choice; reason and model stay. `state` is the current state, without the request itself. If there is no
     /// engine `to`, the choice stays as it was.
     #[must_use]
     pub fn moved(

@@ -39,7 +39,7 @@ pub struct Replica {
     /// The largest number of sequences that run at once; 0 counts as 1. Further requests wait in the engine, first come,
     /// first served.
     pub most_running: u32,
-    /// Its present load.
+    /// Its current load.
     pub load: EngineLoad,
     /// The cost of its work.
     pub curve: Curve,

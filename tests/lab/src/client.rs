@@ -25,7 +25,7 @@ use crate::site::SOON;
 pub struct Client {
     /// The relay, for requests.
     pub relay: RelayConnection,
-    /// How large the client's packets are at present.
+    /// How large the client's packets are now.
     pub packets: PacketSize,
     /// Returns why the connection ended.
     pub ended: JoinHandle<h3::Error>,
@@ -72,7 +72,7 @@ impl Client {
         Ok(Tunnel { udp: opened.tunnel, next_hop: opened.next_hop, arrived: Segments::new(1 << 20) })
     }
 
-    /// Returns the size of the largest payload that fits into one of the client's packets at present, in bytes.
+    /// Returns the size of the largest payload that fits into one of the client's packets now, in bytes.
     pub fn largest_datagram(&self) -> usize {
         (0..=u16::MAX).rev().find(|bytes| self.packets.carries(*bytes)).map_or(0, usize::from)
     }

@@ -9,7 +9,7 @@ pub struct Frame {
     pub from: SocketAddr,
     /// The destination.
     pub to: SocketAddr,
-    /// DSCP and ECN: the former TOS byte of IPv4, or the traffic class of IPv6.
+    /// DSCP and ECN: the old TOS byte of IPv4, or the traffic class of IPv6.
     pub traffic_class: u8,
     /// VLAN tags, the outermost first.
     pub vlans: Vec<u16>,

@@ -154,7 +154,7 @@ impl Desk {
 /// Where this edge shows its metrics.
 const METRICS: &str = "127.0.0.1:9433";
 
-/// Starts the edge anew with more in its configuration.
+/// Restarts the edge with more in its configuration.
 fn with_sections(desk: &mut Desk, sections: &str) {
     desk.edge.signal(libc::SIGTERM).unwrap();
     desk.edge.wait(SOON).unwrap();

@@ -1,4 +1,4 @@
-//! The devices of a relay that enforces policy in the kernel: gone, made anew, late, or missing.
+//! The devices of a relay that enforces policy in the kernel: gone, recreated, late, or missing.
 
 use lab::client::Client;
 use lab::netns::Link;

@@ -216,7 +216,7 @@ fn ids_of_every_key_are_ours_until_another_key_has_its_config() {
     program.1.set_keys(&[(CONFIG + 1, next.into()), (CONFIG, KEYS.into())]).unwrap();
     assert_eq!(reason_of(&program, &with_next), GuardReason::Connection);
     assert_eq!(reason_of(&program, &short(&id(1), 40)), GuardReason::Connection);
-    // As after a step of the clock: the endpoint still knows the connections of the former weeks.
+    // As after a step of the clock: the endpoint still knows the connections of the previous weeks.
     program.1.set_keys(&[(CONFIG + 2, KEYS.into())]).unwrap();
     assert_eq!(reason_of(&program, &short(&id(1), 40)), GuardReason::Connection);
     assert_eq!(reason_of(&program, &with_next), GuardReason::Connection);

@@ -8,7 +8,7 @@ use std::{
 use super::Limit;
 use crate::limits::AdmissionLimits;
 
-/// How many prefixes are remembered for their former users, besides prefixes whose users are connected.
+/// How many prefixes are remembered for their previous users, besides prefixes whose users are connected.
 pub const REMEMBERED: usize = 4_096;
 
 /// The part of an address that is assumed to belong to one party: /24 of IPv4, /56 of IPv6.

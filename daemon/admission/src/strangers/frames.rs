@@ -54,7 +54,7 @@ impl FramesBound {
     }
 }
 
-/// The frames in the present packet of one connection.
+/// The frames in the current packet of one connection.
 #[derive(Debug, Default)]
 pub struct PacketFrames {
     frames: u32,

@@ -204,7 +204,7 @@ impl Source {
 }
 
 impl Open {
-    /// Makes payloads leave on the terms of the present class.
+    /// Makes payloads leave on the terms of the current class.
     fn follow(&mut self, shared: &Shared) {
         if shared.membership.update(&mut self.class).is_some() {
             self.tunnel.set_terms(&self.class.terms(None));

@@ -211,7 +211,7 @@ async fn listen_http(shared: &Shared, client: &mut Client) -> Result<Wish, Denie
         }
         ProxyOperation::Forward { target, head, content_bytes } => {
             let here = usize::try_from(content_bytes).unwrap_or(usize::MAX).min(client.read.len());
-            // After a reset, the client sends its requests anew, one by one (RFC 9112 §9.3.2).
+            // After a reset, the client sends its requests again, one by one (RFC 9112 §9.3.2).
             if is_another_request(&client.read[here..]) {
                 return Err(Denied::Gone("pipelined"));
             }

@@ -134,7 +134,7 @@ impl<'a> Held<'a> {
                 }
             };
             if self.devices.insert(device.clone(), index) != Some(index) {
-                // What was set up on the former device of that name is gone with the device, unless the device was only renamed.
+                // What was set up on the previous device of that name is gone with the device, unless the device was only renamed.
                 self.parts.retain(|(of, _), _| of != device);
                 for of in [&mut self.entries.clsact, &mut self.entries.fq] {
                     of.retain(|changed| NetworkDevice::exists(changed.index));

@@ -1,4 +1,4 @@
-//! The parent of the monitor: keeps the rights that a new monitor takes, waits for the present one to end, and starts
+//! The parent of the monitor: keeps the rights that a new monitor takes, waits for the current one to end, and starts
 //! another. It does nothing else. Its rights are not in force, it reads from no process, and it sends the process that
 //! moves packets only the socket of each new monitor.
 

@@ -17,7 +17,7 @@ pub(super) enum EventLine {
     Other,
 }
 
-/// Whether the present event passes.
+/// Whether the current event passes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Verdict {
     /// Its data has not come.
@@ -31,7 +31,7 @@ enum Verdict {
 #[derive(Debug, Default)]
 pub(super) struct UsageFilter {
     verdict: Verdict,
-    /// The lines of the present event before its data.
+    /// The lines of the current event before its data.
     held: BytesMut,
 }
 

@@ -189,7 +189,7 @@ impl ScheduledSendStream {
         self.change_terms(|_| terms);
     }
 
-    /// As [`ScheduledSendStream::set_terms`], with terms that depend on the present ones.
+    /// As [`ScheduledSendStream::set_terms`], with terms that depend on the current ones.
     pub fn change_terms(&self, change: impl FnOnce(&Terms) -> Terms) {
         self.of.hub.lock().set_stream_terms(self.name, change);
         self.of.wake();

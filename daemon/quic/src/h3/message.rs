@@ -208,7 +208,7 @@ impl SendStream {
         self.stream.set_terms(terms);
     }
 
-    /// As [`SendStream::set_terms`], with terms that depend on the present ones.
+    /// As [`SendStream::set_terms`], with terms that depend on the current ones.
     pub fn change_terms(&self, change: impl FnOnce(&Terms) -> Terms) {
         self.stream.change_terms(change);
     }

@@ -98,7 +98,7 @@ impl Flow {
         self.change_terms(|_| terms);
     }
 
-    /// As [`Flow::set_terms`], with terms that depend on the present ones.
+    /// As [`Flow::set_terms`], with terms that depend on the current ones.
     pub fn change_terms(&self, change: impl FnOnce(&Terms) -> Terms) {
         self.hub.set_flow_terms(&mut self.hub.lock(), self.slot, change);
     }

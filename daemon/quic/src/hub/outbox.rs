@@ -126,7 +126,7 @@ impl Outbox {
             queue.departure.follow(&queue.terms.class);
             let service = queue.service();
             turns.set(TurnKind::Flow, slot, service);
-            // It may have waited for a departure of its former class.
+            // It may have waited for a departure of its previous class.
             self.wake(turns, slot);
         }
     }

@@ -185,7 +185,7 @@ impl State {
             slot.departure.follow(&slot.terms.class);
             let service = slot.service();
             self.turns.set(TurnKind::Stream, name, service);
-            // It may have waited for a departure of its former class.
+            // It may have waited for a departure of its previous class.
             self.wake_stream(name);
         }
     }

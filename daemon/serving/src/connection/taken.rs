@@ -111,7 +111,7 @@ struct Offer {
     is_untaken: OnceLock<Arc<AtomicBool>>,
 }
 
-/// Makes the task of the present request, if it runs in a [`PatientExecutor`], set `is_untaken` when it ends because its client takes
+/// Makes the task of the current request, if it runs in a [`PatientExecutor`], set `is_untaken` when it ends because its client takes
 /// nothing.
 pub(super) fn noting_untaken(is_untaken: Arc<AtomicBool>) {
     _ = OFFER.try_with(|offer| offer.is_untaken.set(is_untaken));

@@ -80,7 +80,7 @@ pub enum ControlListener {
     },
 }
 
-/// The permission for connections to stay open. When the [`watch::Sender`] sends, it ends for all present connections, but
+/// The permission for connections to stay open. When the [`watch::Sender`] sends, it ends for all current connections, but
 /// not for later ones. When the sender is dropped, it ends for all.
 #[derive(Clone)]
 pub struct Stay {

@@ -20,7 +20,7 @@ fn is_dead(exit: &Exit, host: &HostNetwork) -> bool {
     exit.device().is_some_and(|device| host.is_dead(device))
 }
 
-/// The shortest time between two changes after which attempts to connect to relays that were never resolved begin anew: a look-up takes a
+/// The shortest time between two changes after which attempts to connect to relays that were never resolved begin again: a look-up takes a
 /// while, and changes may come all the time.
 const ANEW: Duration = Duration::from_secs(1);
 
@@ -104,7 +104,7 @@ impl Work<'_> {
         self.sources.get(path).and_then(|relays| relays.get(place)).is_some_and(Option::is_some)
     }
 
-    /// Makes new connections use new sockets if the device that the present sockets are bound to was removed and
+    /// Makes new connections use new sockets if the device that the current sockets are bound to was removed and
     /// another one has its name by now: these sockets will never send again. Returns the relays that this concerns, by
     /// the places of their paths and of themselves.
     fn renew_recreated(&mut self, host: &HostNetwork) -> Vec<(usize, usize)> {

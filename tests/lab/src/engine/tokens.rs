@@ -44,7 +44,7 @@ pub(super) struct Tokens {
     is_over: bool,
 }
 
-/// The end of the present step.
+/// The end of the current step.
 enum Step {
     Alone(Pin<Box<Sleep>>),
     /// A value for each token, and then the end.

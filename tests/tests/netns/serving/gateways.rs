@@ -23,7 +23,7 @@ fn beside(mut desk: Desk, relay: &str, keep_alive_seconds: u32) -> (Desk, Proces
     (desk, second)
 }
 
-/// Starts the edge anew, with both gateways.
+/// Restarts the edge, with both gateways.
 fn restart_edge(desk: &mut Desk, keep_alive_seconds: u32) {
     desk.edge.signal(libc::SIGTERM).unwrap();
     desk.edge.wait(SOON).unwrap();

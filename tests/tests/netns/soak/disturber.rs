@@ -51,13 +51,13 @@ pub struct Disturber {
     names: Option<NameServer>,
     pub seen: Arc<Seen>,
     lives: [Life; 2],
-    /// Reloads of the present relay: applied and refused.
+    /// Reloads of the current relay: applied and refused.
     reloads: [i64; 2],
     /// The kills of the relay and of the edge.
     kills: [u64; 2],
     /// The most payloads that these kills can have cut.
     in_flight: u64,
-    /// The kills of the edge since the present relay started.
+    /// The kills of the edge since the current relay started.
     kills_of_edge: u64,
     seconds: u64,
 }
