@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_encoded_is_decoded_and_foreign_marks_are_not() {
+    fn an_encoded_mark_is_decoded_and_a_foreign_mark_is_not() {
         for slot in 0..crate::intf::SLOTS {
             let mark = Mark::of_slot(slot).unwrap();
             assert_eq!(Mark::decode(mark.encode(Tag::default()), Tag::default()), Some(mark));

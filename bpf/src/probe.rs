@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn what_loads_had_the_rights_to() {
+    fn the_probe_finds_no_feature_that_lacks_its_rights() {
         let found = probe();
         assert!(!found.kernel.is_empty());
         if found.cap_net_admin.state == Availability::No {

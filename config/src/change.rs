@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_a_restart_is_refused_by_its_name_and_nothing_else_is() {
+    fn a_change_that_requires_a_restart_is_refused_by_its_key_and_no_other_change_is() {
         let (_, before, _) = whole();
         let after = |from: &str, to: &str| {
             let text = switched_on();

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_no_place_or_nobody_is_refused() {
+    fn a_control_section_with_an_invalid_place_or_writer_is_refused() {
         for (line, why) in [
             ("socket = \"control.sock\"", ["line 2", "control.sock", "/"]),
             ("writers = [\"\"]", ["line 2", "does not fit", "text"]),

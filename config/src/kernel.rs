@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_device_or_no_tag_is_refused() {
+    fn a_value_that_is_no_device_or_no_tag_is_refused() {
         for (line, why) in [
             ("devices = [\"\"]", ["line 2", "\"\"", "such as \"eth0\""]),
             ("devices = [\"a/b\"]", ["line 2", "a/b", "such as \"eth0\""]),

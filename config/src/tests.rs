@@ -257,7 +257,7 @@ fn senders_that_got_their_answers_leave_sooner_toward_well_known_ports() {
 }
 
 #[test]
-fn what_may_not_be_meant_is_warned_of() {
+fn settings_that_may_be_unintended_cause_warnings() {
     let warnings = |text: &str| valid(text).warnings();
     assert_eq!(warnings(""), [Warning::NothingToDo]);
     let address = "192.0.2.1:443".parse().unwrap();

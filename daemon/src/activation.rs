@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_of_no_use_is_refused_with_what_would_be() {
+    fn an_unusable_passed_socket_is_refused_with_the_directive_to_use() {
         assert!(refusal(vec![TcpListener::bind("127.0.0.1:0").unwrap().into()]).contains("ListenDatagram="));
         assert!(refusal(vec![unix("one"), unix("two")]).contains("one ListenStream="));
         assert!(refusal(vec![udp("[::]:0")]).contains("BindIPv6Only=ipv6-only"));

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_with_its_file_and_bytes_that_are_no_text_are_no_configuration() {
+    fn mistakes_are_reported_with_their_file_and_a_file_that_is_not_utf_8_is_refused() {
         let folder = Folder::new("wrong");
         folder.write("paced.toml", "");
         folder.write("conf.d/a.toml", "\nlogg = 1");

@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn who_logs_never_waits_and_what_was_lost_is_counted_in_the_next_entry() {
+    fn logging_never_blocks_and_the_next_entry_counts_lost_ones() {
         let (ours, journal) = UnixDatagram::pair().unwrap();
         logged(Journal::over(ours).unwrap(), || {
             let long = "é".repeat(ENTRY_BYTES);

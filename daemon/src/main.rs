@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_start_cannot_use_of_what_is_saved_is_not_shown_as_effective() {
+    fn an_unusable_saved_policy_is_not_shown_as_effective() {
         let folder = std::env::temp_dir().join(format!("paced-effective-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         let text = format!("state_dir = {folder:?}\n[class.of-files]\n");

@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_dictionary_or_too_long_is_no_signal() {
+    fn a_value_that_is_no_dictionary_or_too_long_is_no_signal() {
         for value in ["u=", "u=1,", "U=1", "u=1 i", "\u{e9}", "dl=1000000000000000"] {
             assert_eq!(Priority::parse(value.as_bytes()), None, "{value}");
         }
@@ -206,7 +206,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_written_reads_back(
+        fn a_written_signal_reads_back(
             urgency in prop::option::of(0..=LEAST_URGENT),
             incremental: Option<bool>,
             deadline_ms in prop::option::of(0..=MAX_INTEGER),

@@ -271,7 +271,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_reported_reads_back(
+        fn a_reported_status_reads_back(
             name in "[ -~]{1,12}",
             error in prop::option::of(prop::sample::select(ErrorType::ALL)),
             texts in prop::array::uniform3(prop::option::of("[ -~]{0,20}")),

@@ -290,7 +290,7 @@ pub(crate) mod tests {
 
     proptest! {
         #[test]
-        fn what_is_displayed_parses_back(target in targets()) {
+        fn a_displayed_target_parses_back(target in targets()) {
             prop_assert_eq!(Target::from_authority(&target.to_string()), Ok(target.clone()));
             prop_assert_eq!(Target::from_variables(&target.host.to_string(), &target.port.to_string()), Ok(target));
         }

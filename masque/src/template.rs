@@ -462,7 +462,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_expanded_matches(target in targets(), style in 0..3) {
+        fn an_expanded_template_matches_its_target(target in targets(), style in 0..3) {
             let path = [DEFAULT_PATH, "/udp{?target_host,target_port}", "/{target_port,target_host}"][style as usize];
             let template = template(path);
             prop_assert_eq!(template.matches("relay.example", &template.expand(&target)), Ok(target));

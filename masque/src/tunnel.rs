@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_registered_is_ignored_and_decides_nothing() {
+    fn unregistered_contexts_and_capsules_are_ignored_and_decide_nothing() {
         let mut tunnel = Tunnel::new(true);
         assert_eq!(tunnel.on_datagram(b"\x02x"), Ok(None));
         assert_eq!(tunnel.on_capsule(capsule(b"\x04x")), Ok(None));

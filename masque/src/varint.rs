@@ -62,7 +62,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_reads_back_and_no_prefix_does(value in 0..=MAX) {
+        fn a_written_integer_reads_back_and_no_prefix_of_it_does(value in 0..=MAX) {
             let mut bytes = Vec::new();
             write(value, &mut bytes);
             prop_assert_eq!(bytes.len(), encoded_len(value));

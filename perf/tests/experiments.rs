@@ -145,7 +145,7 @@ fn the_largest_model_breaks_down_where_a_policy_still_answers_in_time_and_better
 }
 
 #[test]
-fn a_policy_that_knows_what_is_left_of_the_time_beats_one_that_does_not_whatever_schedules_the_link() {
+fn a_policy_that_knows_the_remaining_time_beats_one_that_does_not_under_every_link_scheduler() {
     let mut plan = models("routing-table3-4");
     plan.workloads.retain(|workload| workload.name == "bursts");
     plan.tuned.get_mut("predicted").unwrap().learns_from = vec!["bursts".to_owned()];

@@ -147,7 +147,7 @@ fn a_demo_whose_guard_is_killed_ends_and_what_it_left_is_removed_by_the_next() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_before_anything_starts() {
+fn invalid_arguments_are_refused_before_anything_starts() {
     lab::ring!(Netns);
     for (arguments, said) in [
         (&["--loads", "0"][..], "loads must be between"),

@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_chosen_when_nobody_waits() {
+    fn no_stream_is_chosen_when_none_waits() {
         let connection = Connection::new(Discipline::Rr, &[], &[]);
         assert_eq!(connection.arbiter.choose(None, None), None);
     }

@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_listeners_have_the_same_places_in_whatever_order_they_are_named() {
+    fn the_places_of_listeners_do_not_depend_on_their_order() {
         let listener = |port| RawListener::from(GuardedListener::from(SocketAddr::from(([10, 0, 0, 1], port))));
         let all: Vec<_> = (1..500).map(listener).collect();
         let collide = |of: &RawListener| all.iter().filter(|other| other.place() == of.place()).count() > 1;

@@ -140,7 +140,7 @@ weight = 2
 }
 
 #[test]
-fn what_is_wrong_with_a_key_is_said_where_it_stands_and_not_again_where_it_is_taken() {
+fn a_mistake_in_a_key_is_reported_where_it_stands_and_not_where_another_class_copies_it() {
     let text = r#"
 [class.b]
 like = "a"
@@ -347,7 +347,7 @@ fn a_rule_about_ipv4_also_concerns_targets_behind_the_operators_own_nat64() {
 }
 
 #[test]
-fn what_goes_without_saying_is_not_written() {
+fn default_values_are_not_written() {
     assert_eq!(Policy::default().to_toml(), "[schedule]\ndiscipline = \"ml\"\n");
     let text = "[schedule]\ndiscipline = \"wfq\"\n\n[class.a]\nweight = 3\nrate_up = \"5 Mbit/s\"\n\n[[rule]]\nclass = \"a\"\n";
     assert_eq!(valid(text).to_toml(), text);
@@ -356,7 +356,7 @@ fn what_goes_without_saying_is_not_written() {
 }
 
 #[test]
-fn of_thousands_of_errors_a_hundred_are_told() {
+fn a_hundred_of_thousands_of_errors_are_reported() {
     for text in [(0..5_000).map(|n| format!("k{n} = 1\n")).collect::<String>(), "a\n".repeat(5_000)] {
         let errors = Policy::from_toml(&text).unwrap_err();
         assert_eq!((errors.iter().count(), errors.iter().next().unwrap().line), (100, 1));

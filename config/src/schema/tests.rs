@@ -195,7 +195,7 @@ fn reader_and_schema_agree_on_every_value_of_every_key() {
 
 proptest! {
     #[test]
-    fn whatever_names_targets_and_listeners_fits(
+    fn the_schema_accepts_every_valid_name_of_targets_and_listeners(
         text in "([*.]{0,2}[a-zA-Z0-9.-]{1,12}|[0-9a-f:.]{2,20}|[0-9]{1,2}(\\.[0-9]{1,2}){3}|\\[[0-9a-f:]{2,20}\\])([:/-][0-9]{1,5})?",
     ) {
         for key in ["to", "ports", "listener"] {
@@ -226,7 +226,7 @@ fn reader_and_schema_know_the_same_keys_and_agree_on_those_that_have_to_be_there
 }
 
 #[test]
-fn of_each_key_the_schema_says_what_it_is_and_what_to_write() {
+fn the_schema_describes_each_key_and_says_what_to_write() {
     for (judge, document) in subjects() {
         judge.each_table(&document, &mut |steps, table| {
             for (key, schema) in table["properties"].as_object().unwrap() {

@@ -205,7 +205,7 @@ fn an_entry_for_one_protocol_says_nothing_about_the_other() {
 }
 
 #[test]
-fn where_unlisted_targets_are_denied_only_the_list_counts() {
+fn only_the_list_of_targets_counts_if_unlisted_ones_are_denied() {
     let rules = TargetRules { unlisted: Unlisted::Deny, ..rules(&["9.9.9.0/24", "api.example"], &[]) };
     assert_eq!(udp(&rules, "9.9.9.9", 443), Ok(()));
     assert_eq!(udp(&rules, "8.8.8.8", 443), Err(Denied::Unlisted));

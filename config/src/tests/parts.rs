@@ -10,7 +10,7 @@ fn parts(texts: &[&str]) -> Vec<FilePart> {
 }
 
 #[test]
-fn of_several_files_the_later_have_the_last_word_key_by_key_and_their_sections_come_after() {
+fn a_later_file_overrides_earlier_ones_key_by_key_and_its_sections_come_after_theirs() {
     let rule = |class: &str| format!("[[rule]]\nclass = {class:?}\n");
     let main = format!("{RELAY}workers = 2\ndrain_seconds = 5\n[class.a]\nweight = 2\npriority = 3\n{}", rule("a"));
     let drop_in = format!(
@@ -51,7 +51,7 @@ fn an_empty_list_removes_the_sections_of_earlier_files_and_later_ones_may_add_ot
 }
 
 #[test]
-fn what_is_wrong_in_one_of_several_files_is_said_with_its_name_and_its_own_lines() {
+fn a_mistake_in_one_of_several_files_is_reported_with_its_file_and_line() {
     for (texts, place) in [
         ([RELAY, "\n[relay]\nworkerz = 2", ""], "1.toml: line 3, column 1: relay.workerz"),
         ([RELAY, "", "[relay]\nworkers = 0"], "2.toml: line 2, column 11: relay.workers"),

@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_another_worker_is_counted_and_what_names_none_is_not() {
+    fn an_id_of_another_worker_is_counted_and_an_id_of_no_worker_is_not() {
         let misdirected = Counter::default();
         let issuer = |worker| Issuer::new(secret(), "[::]:443".parse().unwrap(), worker);
         let ids = issuer(1).counting_misdirected(misdirected.clone()).connection_ids().unwrap();

@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_not_be_marked_has_no_mark() {
+    fn sockets_and_packets_without_permission_have_no_mark() {
         let mut marks = Marks::new(Tag::default(), Permission { sockets: true, packets: false });
         learn(&mut marks, &Policy::default());
         let of = |marks: &Marks| {

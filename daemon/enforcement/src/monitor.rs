@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_device_and_one_that_stands_on_it_only_the_lower_one_gets_programs() {
+    fn only_the_lower_of_two_stacked_devices_gets_programs() {
         let lower = ["bond0", "eth0", "eth1"].map(str::to_owned).into();
         let why = doubled_by("bond0.5", &["eth7", "eth1"], &lower).unwrap();
         assert!(why.contains("bond0.5 stands on eth1") && why.contains("Remove bond0.5"), "{why}");
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_does_not_wait_for_a_monitor_whose_announcement_nobody_read() {
+    fn the_end_does_not_wait_for_a_monitor_whose_announcement_was_not_read() {
         let (monitor, _keeper) = keeper_and_monitor();
         assert_ends(monitor);
     }

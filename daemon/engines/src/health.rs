@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_that_says_that_it_is_not_ready_stays_away_whatever_it_answers_until_a_check_finds_it_ready() {
+    fn an_engine_that_reports_not_ready_gets_no_requests_until_a_check_finds_it_ready() {
         let mut health = Health::new(true);
         health.checked(Found::NotReady, "it drains", false);
         health.succeeded();

@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_are_no_counts_and_names_of_nobody_say_nothing() {
+    fn invalid_counts_and_unknown_metric_names_report_nothing() {
         for text in [
             &b""[..],
             b"process_open_fds 12\n",

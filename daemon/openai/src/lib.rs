@@ -299,7 +299,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_is_known_by_its_method_and_path_whatever_its_query() {
+    fn an_operation_depends_on_method_and_path_and_not_on_the_query() {
         assert_eq!(Operation::of(b"POST", b"/v1/chat/completions?a=b"), Ok(Operation::ChatCompletions));
         assert_eq!(Operation::of(b"GET", b"/v1/models"), Ok(Operation::Models));
         assert_eq!(Operation::of(b"GET", b"/v1/completions"), Err(OpenAiError::Method(Operation::Completions)));

@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_of_usage_that_nobody_asked_for_counts_and_does_not_pass_however_the_stream_is_cut() {
+    fn an_unrequested_usage_event_counts_and_is_removed_at_every_split_of_the_stream() {
         let usage =
             "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":2,\"total_tokens\":5}}\n\n";
         let named = CHAT.replace(usage, &format!("event: x\r\nid: 7\n{}", usage.replace('\n', "\r\n")));

@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_about_a_failure_is_none_of_success_in_whatever_form() {
+    fn an_event_with_an_error_in_any_form_is_a_failure() {
         let told = |event: Value| failure(&event);
         assert_eq!(told(json!({ "error": { "message": "no room" } })).as_deref(), Some("no room"));
         assert_eq!(told(json!({ "error": "no room" })).as_deref(), Some("no room"));

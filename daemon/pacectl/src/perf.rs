@@ -207,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_perf_says_of_a_failure_is_passed_on() {
+    fn the_last_lines_of_perf_explain_a_failure() {
         assert_eq!(last_words("\n  \n"), "it gave no reason");
         assert_eq!(last_words("Error:\n  no such file\n\n"), "Error:; no such file");
         assert_eq!(last_words("1\n2\n3\n4\n5\n6\n"), "2; 3; 4; 5; 6");

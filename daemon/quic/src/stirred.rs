@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_the_one_that_seldom_has_something_to_say_is_polled_when_it_woke_the_task_and_not_else() {
+    fn a_rarely_ready_future_is_polled_only_when_it_woke_the_task() {
         let (polls, waker_of, is_done) = (Cell::new((0, 0)), RefCell::new(None), Cell::new(false));
         let often = poll_fn(|_| {
             polls.set((polls.get().0 + 1, polls.get().1));

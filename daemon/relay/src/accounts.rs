@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quota_that_is_used_up_admits_nobody_until_the_month_ends() {
+    fn a_user_with_a_used_up_quota_is_refused_until_the_month_ends() {
         let accounts = accounts(1_000);
         let place = accounts.open(&alice(), 9, now()).unwrap();
         place.account.use_up(999);
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn tunnels_hear_that_the_quota_is_used_up_whoever_used_it_and_by_reload() {
+    async fn all_tunnels_of_a_user_learn_that_the_quota_is_used_up_or_was_lowered_by_a_reload() {
         let accounts = accounts(1_000);
         let places = [1, 2].map(|_| accounts.open(&alice(), 9, now()).unwrap());
         let mut used_up = Box::pin(places[0].account.used_up());
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_used_survives_a_restart_within_the_month_and_no_longer() {
+    fn quota_usage_survives_a_restart_within_the_month_only() {
         let before = accounts(1_000);
         before.open(&alice(), 9, now()).unwrap().account.use_up(700);
         before.open(&Holder::Unknown, 9, now()).unwrap().account.use_up(700);

@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_point_to_point_link_only_this_end_is_ours() {
+    fn only_the_near_end_of_a_point_to_point_link_is_our_address() {
         let (first, second) = (|| link("192.0.2.1", "192.0.2.2"), || link("192.0.2.1", "192.0.2.3"));
         assert_eq!(after([new(first())]), ["192.0.2.1"]);
         assert_eq!(after([new(first()), new(second()), gone(first())]), ["192.0.2.1"]);

@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_used_is_found_again_and_nothing_is_written_for_nothing() {
+    fn quota_usage_is_restored_and_an_unchanged_file_is_not_written() {
         let folder = folder("again");
         let (accounts, ledger) = open(&folder);
         ledger.save(SystemTime::now());

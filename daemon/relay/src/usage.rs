@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_a_peer_chose_is_one_label_whatever_is_in_it() {
+    fn a_name_chosen_by_a_peer_is_one_label_even_with_special_characters() {
         let (usages, mut registry) = (Usages::default(), Registry::default());
         usages.register(&mut registry);
         usages.labels.limit(1);

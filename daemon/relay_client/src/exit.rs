@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_bound_says_why() {
+    fn a_failed_bind_says_why() {
         let message = Exit::new(Some(device("none0")), None).bind((LOOPBACK, 9).into()).unwrap_err().to_string();
         assert!(message.contains("none0"), "{message}");
         let exit = Exit::new(None, Some(LOOPBACK));

@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_connected_to_unless_somebody_wants_it() {
+    fn the_edge_connects_to_no_relay_unless_a_tunnel_needs_it() {
         assert_eq!(of(2).next(Instant::now(), false, &[NONE, NONE]), Next::Nothing);
     }
 

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn narrow_packets_leave_only_the_stream_whatever_was_chosen() {
+    fn narrow_packets_force_capsules_even_if_datagrams_were_chosen() {
         let packets = PacketSize::default();
         for (bytes, chosen, expected) in [
             (1_472, Form::Datagram, None),

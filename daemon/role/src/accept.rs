@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_stays_for_long_makes_room_and_no_place_keeps_another_out() {
+    fn the_oldest_caller_makes_room_and_no_address_keeps_another_out() {
         let mut strangers = Strangers::new(4, 2);
         let mut enter = |from: &str, name: &'static str| strangers.enter(address(from), name).1;
         assert_eq!((enter("192.0.2.1", "a"), enter("192.0.2.1", "b"), enter("192.0.2.2", "c")), (None, None, None));

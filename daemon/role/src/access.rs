@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn who_records_never_waits_and_what_has_no_room_is_counted() {
+    fn recording_never_blocks_and_records_without_room_are_counted() {
         let access = stuck();
         for _ in 0..20_000 {
             ended(&access, &"u".repeat(200));

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_have_a_burst_and_then_their_rate_whatever_was_refused() {
+    fn requests_have_a_burst_and_then_their_rate_even_after_refusals() {
         let (account, now_ns) = (UserAccount::default(), 10 * SECOND_NS);
         let turns: Vec<_> = (0..30).filter_map(|_| account.take_turn(now_ns, 10, SECOND_NS)).collect();
         // Eleven at once (ten and one more), and the others at the rate until the wait is too long.

@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_configures_nothing_gets_round_robin_whatever_clients_signal() {
+    fn the_default_policy_is_round_robin_even_if_clients_send_signals() {
         let classes =
             Classes::new(Policy::default(), PolicyRole::Relay, &ClassMetrics::default(), |_| Default::default());
         let mut clock = DisciplineClock::new(classes.schedule(None).discipline, 1);

@@ -24,7 +24,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_has_expired_is_over_at_once_and_nothing_else_is() {
+    async fn a_past_expiry_ends_at_once_and_a_future_one_does_not() {
         let (now, hour) = (SystemTime::now(), Duration::from_secs(3_600));
         for (at, is_over) in [(Some(now), true), (Some(now - hour), true), (Some(now + hour), false), (None, false)] {
             assert_eq!(expiry(at).now_or_never().is_some(), is_over, "{at:?}");

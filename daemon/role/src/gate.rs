@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_are_capped_by_class_and_by_user_whatever_they_carry() {
+    fn packets_are_capped_by_class_and_by_user_regardless_of_their_size() {
         let cost = TransferCost { bytes: 1, packets: 1 };
         assert_eq!(at_once(gate("packets_up = 500", Quota::default()), cost), 6);
         let quota = Quota { packets_up: Some(500), ..Quota::default() };
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_back_too_fast_has_the_next_wait() {
+    fn a_payload_that_arrives_too_fast_makes_the_next_one_wait() {
         let mut cx = Context::from_waker(Waker::noop());
         let mut gate = gate("", Quota { rate_down: Some(1_000_000), ..Quota::default() });
         gate.received(TransferCost { bytes: 20_000, packets: 1 });

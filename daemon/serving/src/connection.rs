@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_last_bytes_of_an_answer_by_http_2_wait_as_long_for_a_slow_client_as_the_rest_however_short_idle_is() {
+    async fn the_last_bytes_of_an_http_2_answer_wait_for_a_slow_client_as_long_as_the_rest() {
         const SIZE: usize = WINDOW_BYTES as usize + 1;
         let (mut server, ours) = Server::with_idle(Duration::from_secs(1), HttpVersion::Two, SIZE);
         let mut requests = by_http_2(ours).await;
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_answer_by_http_2_whose_client_takes_nothing_of_its_connection_counts_once_and_no_answer_counts_none() {
+    async fn an_untaken_http_2_answer_counts_once_and_a_connection_without_answers_counts_none() {
         // An empty SETTINGS frame (RFC 9113 §6.5), and a HEADERS frame with "GET http://x/" (RFC 9113 §6.2, RFC 7541 appendix A).
         let settings = &[0, 0, 0, 4, 0, 0, 0, 0, 0][..];
         let get = &[0, 0, 6, 1, 5, 0, 0, 0, 1, 0x82, 0x86, 0x84, 0x41, 1, b'x'][..];

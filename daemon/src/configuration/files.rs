@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changed_is_told_once_it_has_settled_and_again_only_when_it_changes_again() {
+    fn a_changed_file_is_reported_once_after_it_has_settled() {
         let files = |number: i64| SeenFiles([("/a".into(), Some([number; 5]))].into());
         let (mut looks, read) = (Looks::default(), files(1));
         let told: Vec<_> = [1, 1, 2, 3, 3, 3, 4, 4, 1, 1].map(|now| looks.is_changed(&read, files(now))).to_vec();

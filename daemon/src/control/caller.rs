@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn root_the_daemon_and_who_is_named_may_write_and_nobody_else() {
+    fn only_root_the_daemon_and_named_users_may_write() {
         let writers = Writers { own: 900, ..Writers::new(&["alice".into()]) };
         for (uid, name, may_write) in [
             (0, Some("root"), true),

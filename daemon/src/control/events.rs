@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_asks_for_kinds_hears_of_those_alone() {
+    async fn a_subscriber_gets_only_the_kinds_it_asked_for() {
         let (own, access, paths) = (broadcast::channel(8).0, AccessLog::default(), PathChanges::default());
         let mut all = EventSubscription::new(own.subscribe(), &access, &paths, &[]);
         let mut some = EventSubscription::new(own.subscribe(), &access, &paths, &["reload".into()]);
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn of_a_list_of_kinds_each_known_one_is_kept_once() {
+    async fn a_list_of_kinds_keeps_each_known_kind_once() {
         let (own, access, paths) = (broadcast::channel(8).0, AccessLog::default(), PathChanges::default());
         let kinds = |asked: &[&str]| {
             let asked: Vec<_> = asked.iter().map(ToString::to_string).collect();

@@ -81,7 +81,7 @@ fn the_first_policy_is_that_of_the_roles_though_the_kernel_refuses_it() {
 }
 
 #[test]
-fn what_is_set_is_in_force_with_its_author_and_what_it_changed() {
+fn a_policy_that_is_set_is_in_force_with_its_author_and_its_changes() {
     let bench = Bench::new("set", ONE);
     let told = bench.policies.watch();
     let accepted = bench.set(TWO).unwrap().revision;
@@ -92,7 +92,7 @@ fn what_is_set_is_in_force_with_its_author_and_what_it_changed() {
 }
 
 #[test]
-fn what_is_refused_changes_nothing_and_says_what_to_do() {
+fn a_refused_policy_changes_nothing_and_the_refusal_names_the_remedy() {
     let forward = "[[forward]]\nlisten = \"127.0.0.1:1\"\ntarget = \"a.example:2\"\nclass = \"one\"\n\
                    relay = \"https://relay.example/{target_host}/{target_port}/\"\n";
     let bench = Bench::new("refused", &format!("{forward}{ONE}"));
@@ -199,7 +199,7 @@ fn a_rollback_just_after_a_trial_does_not_put_the_failed_policy_in_force() {
 }
 
 #[test]
-fn a_trial_that_nobody_confirms_ends_where_it_began() {
+fn an_unconfirmed_trial_restores_the_policy_before_it() {
     let bench = Bench::new("trial", ONE);
     let trial =
         |text: &str, time| Submission { text: text.into(), confirm_within: Some(time), ..Submission::default() };
@@ -222,7 +222,7 @@ fn a_trial_that_nobody_confirms_ends_where_it_began() {
 }
 
 #[test]
-fn what_is_saved_takes_precedence_over_the_files_until_it_is_forgotten() {
+fn a_saved_policy_takes_precedence_over_the_files_until_it_is_forgotten() {
     let bench = Bench::new("saved", ONE);
     bench.submit(Submission { text: TWO.into(), save: true, ..Submission::default() }).unwrap();
     assert_eq!((bench.saved().as_deref(), bench.policies.in_force().is_saved), (Some(TWO), true));
@@ -257,7 +257,7 @@ fn a_reload_that_the_saved_policy_keeps_from_happening_says_so_and_how_to_end_th
 }
 
 #[test]
-fn what_cannot_be_saved_is_not_in_force_either() {
+fn a_policy_that_cannot_be_saved_is_not_put_in_force() {
     let bench = Bench::new("unsaved", ONE);
     // A folder in the file's place.
     fs::create_dir(bench.config.state_dir.join(SAVED)).unwrap();

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_is_counted() {
+    fn records_that_cannot_be_written_are_counted() {
         let (records, folder) = records("lost");
         let save = |most_bytes: &[u64]| {
             let of = |most_bytes: &u64| lines(0..1, *most_bytes).remove(0);

@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_has_one_claim_at_a_time_whatever_is_written_in_it() {
+    fn a_folder_has_one_claim_at_a_time_even_while_files_are_written_in_it() {
         use std::os::unix::fs::PermissionsExt as _;
         let folder = env::temp_dir().join(format!("paced-state-claimed-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();

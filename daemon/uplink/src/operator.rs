@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn of_moves_side_by_side_only_one_that_succeeds_leaves_its_relay_chosen() {
+    async fn only_a_successful_one_of_concurrent_moves_leaves_its_relay_chosen() {
         let server = TestRelay::start(Does::Echo, true);
         let uplink = Uplink::new(vec![server.endpoint()], None, (PATIENCE, PATIENCE), UplinkResources::default());
         let chosen = || uplink.state.borrow().chosen().relay;

@@ -335,8 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_demand_has_the_priority_and_the_i_that_its_request_asks_for_which_count_only_where_streams_are_ranked_by_them()
-    {
+    fn the_priority_and_incremental_flag_of_a_request_count_only_if_the_discipline_ranks_by_them() {
         let class = class("priority = 160\npriorities = [0, 255]\n");
         let of = |signal: Option<&str>| {
             let signal = signal.map(|text| Priority::parse(text.as_bytes()).unwrap());

@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_relay_allows_is_the_limit_for_a_while() {
+    fn the_relays_limit_holds_for_a_while() {
         let now = Instant::now();
         let mut places = taken(11, now);
         places.limit(now);

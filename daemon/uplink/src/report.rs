@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_connection_carried_before_is_no_use_of_its_path_when_it_is_back() {
+    async fn bytes_from_before_a_break_do_not_count_as_use_of_the_path_afterwards() {
         let relay = TestRelay::start(Does::Echo, true);
         let uplink = Uplink::over(paths_to(&relay), None, (PATIENCE, PATIENCE), UplinkResources::default());
         let (line, begun) = (uplink.connect(0).await, Instant::now());

@@ -153,7 +153,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_announced_parses_back(size in prop::option::of(0..=varint::MAX), connect: bool, datagram: bool) {
+        fn announced_settings_parse_back(size in prop::option::of(0..=varint::MAX), connect: bool, datagram: bool) {
             let settings = Settings {
                 max_field_section_size: size,
                 enable_connect_protocol: connect,

@@ -32,7 +32,7 @@ fn field(name: &'static str, value: &'static str) -> Field {
 }
 
 #[test]
-fn what_the_client_asks_the_proxy_understands() {
+fn the_proxy_understands_the_requests_of_the_client() {
     for template in &templates() {
         let head = udp_request(template, &target(), Some("t0ken"));
         assert_eq!(parse(&head, &templates()), Ok(TunnelRequest::ConnectUdp(target())));
@@ -126,7 +126,7 @@ fn connect_takes_a_host_and_a_port_rfc_9114_4_4() {
 }
 
 #[test]
-fn what_is_no_tunnel_is_not_there_rfc_9110_15_5() {
+fn a_request_for_no_tunnel_is_not_found_rfc_9110_15_5() {
     for (method, path, expected) in [
         ("GET", "/", not_found()),
         ("POST", "/udp", not_found()),

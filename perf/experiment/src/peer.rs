@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_quic_go_has_nothing_like_is_refused() {
+    fn features_that_quic_go_lacks_are_refused() {
         let refused = |plan: &Plan, scheduler| suits(plan, scheduler).unwrap_err().to_string();
         let ten = plan("thesis-fig2-10-11");
         assert!(refused(&ten, Scheduler::QuicGoAbs).contains("10 priorities"));

@@ -284,7 +284,7 @@ mod tests {
     use instruments::{load::Figure, origin::Origin};
 
     #[test]
-    fn what_the_paper_gives_stands_beside_what_was_measured() {
+    fn figures_of_the_paper_stand_beside_measured_ones() {
         let plan = Plan::read("thesis-fig7-8").unwrap();
         let samples = vec![
             Sample { class: 0, latency_ns: Some(400_000_000) },

@@ -247,7 +247,7 @@ mod tests {
     use plan::{Clock, Plan, Scheduler};
 
     #[test]
-    fn all_bytes_arrive_and_have_a_price_whoever_schedules_them() {
+    fn all_bytes_arrive_and_have_a_price_under_every_scheduler() {
         let mut plan = Plan::read("dispatcher-cost").unwrap();
         plan.classes[0].bytes = 300_000;
         plan.repetitions = 1;

@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sent_arrives_until_the_flood_is_over() {
+    fn packets_of_a_flood_arrive_until_it_is_over() {
         let listener = UdpSocket::bind("127.0.0.1:0").unwrap();
         let (to, over) = (listener.local_addr().unwrap(), AtomicBool::new(false));
         thread::scope(|scope| {

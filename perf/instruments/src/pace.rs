@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_is_due_adds_up_to_the_rate_and_fractions_are_not_lost() {
+    async fn due_payloads_add_up_to_the_rate_without_lost_fractions() {
         let mut pacer = Pacer::start(100.0).unwrap();
         let started = std::time::Instant::now();
         let mut sum = 0;

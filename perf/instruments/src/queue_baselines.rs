@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_done_all_queues_let_the_same_keys_leave() {
+    fn all_queues_let_the_same_keys_leave_after_the_same_operations() {
         let expected = leaving::<SortedList>();
         assert!(expected.len() > 3_000, "{}", expected.len());
         assert_eq!(leaving::<SearchedList>(), expected);

@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_product_cannot_do_is_refused() {
+    fn plans_that_the_product_cannot_run_are_refused() {
         let text = text();
         for (from, to, said) in [
             ("serving = \"routing-fig4-6\"", "serving = \"mptcp\"", "no plan of model serving"),

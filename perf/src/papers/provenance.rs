@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_changed_since_is_named_as_far_as_rows_depend_on_it() {
+    fn changed_parts_are_named_as_far_as_rows_depend_on_them() {
         let older = "bpf 1 config 2 daemon 0 masque 4 sched 5";
         let line = |clock| of_row("p.json", "0abc123", older, clock).line();
         assert_eq!(line("wall"), "p.json: 1 rows of 0abc123 are older than daemon");

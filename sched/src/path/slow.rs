@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_slow_after_three_seconds_at_four_times_its_shortest_round_trip_and_good_again_after_fifteen() {
+    fn a_path_is_slow_after_3_s_at_four_times_its_shortest_round_trip_and_good_after_15_s() {
         let mut slowness = Slowness::default();
         let seen = look(&mut slowness, (0, 30_000), |ms| match ms {
             0..1_000 => (path(30, 20), Some(40)),

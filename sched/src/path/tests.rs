@@ -175,7 +175,7 @@ fn a_request_avoids_the_path_of_an_answer_that_does_not_share_and_joins_one_that
 }
 
 #[test]
-fn what_is_sent_first_chooses_first() {
+fn requests_that_are_sent_first_choose_first() {
     let stream = |weight, precedence| StreamProfile { weight, precedence, ..B };
     let requests = [
         stream(9, urgent(3, true)),

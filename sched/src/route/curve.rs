@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn how_much_a_busy_neighbour_slows_an_engine_is_learned_from_steps() {
+    fn the_slowdown_by_a_busy_neighbour_is_learned_from_steps() {
         let truth = Curve::new(Cost { host_ns: 0.0, sharing: 0.3, ..cost() });
         let mut curve = Curve::new(Cost::default());
         let mut random = crate::random::Random::new(7);

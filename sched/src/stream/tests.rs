@@ -411,7 +411,7 @@ proptest! {
     }
 
     #[test]
-    fn what_leaves_is_always_the_smallest_rank_that_waits(
+    fn the_smallest_waiting_rank_always_leaves_first(
         discipline in prop_oneof![
             Just(Discipline::Fcfs), Just(EDF), Just(Discipline::Abs), Just(Discipline::Wfq), Just(Discipline::Lottery),
             Just(Discipline::Ml { low: Low::Edf }), Just(Discipline::Ml { low: Low::Wfq }),

@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_query_is_refused() {
+    fn an_invalid_query_is_refused() {
         for query in [
             "",
             "sum(",
@@ -284,7 +284,7 @@ groups:
 "#;
 
     #[test]
-    fn alert_rules_are_read_and_whatever_is_written_otherwise_is_refused() {
+    fn alert_rules_are_read_and_other_forms_are_refused() {
         let read = alerts(ALERTS).unwrap();
         let queries: Vec<_> = read.iter().map(|alert| alert.query.split_whitespace().collect::<String>()).collect();
         assert_eq!(queries, ["a{b=\"c\"}>0", "a>0"]);

@@ -58,7 +58,7 @@ fn tokens_are_counted_as_the_engine_counts_them_itself() {
 }
 
 #[test]
-fn what_an_engine_refuses_is_told_in_its_own_words() {
+fn a_refusal_of_an_engine_reaches_the_client_in_the_engines_words() {
     lab::ring!(Engines);
     let desk = Desk::new("");
     let no_messages = json!({ "model": "small", "messages": "none" });

@@ -265,7 +265,7 @@ fn tokens_come_as_they_are_made_and_bodies_pass_but_for_the_models_name() {
 }
 
 #[test]
-fn what_cannot_be_answered_is_refused_in_the_form_of_the_api() {
+fn requests_that_cannot_be_answered_are_refused_in_the_form_of_the_api() {
     lab::ring!(Netns);
     let mut desk = Desk::new(1, "", "max_body_bytes = 2048");
     let large = format!("{{\"model\":\"large\",\"prompt\":\"{}\"}}", "x".repeat(4000));

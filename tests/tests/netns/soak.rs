@@ -53,7 +53,7 @@ fn play_clients(seen: Arc<Seen>, access: Access) {
 }
 
 #[test]
-fn processes_that_are_killed_and_devices_names_and_terms_that_change_cost_nothing_but_what_was_on_its_way() {
+fn killed_processes_and_changed_devices_names_and_terms_lose_only_payloads_in_flight() {
     lab::ring!(Netns);
     let seconds = std::env::var("PACED_SOAK_SECONDS").map_or(24, |seconds| seconds.parse().unwrap());
     let mut chain = Chain::new().unwrap();

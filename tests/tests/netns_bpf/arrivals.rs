@@ -48,7 +48,7 @@ fn packets_count_for_the_class_in_their_id_and_others_for_that_of_their_listener
 }
 
 #[test]
-fn when_too_much_arrives_the_lowest_class_is_shed_first_and_the_highest_last() {
+fn the_lowest_class_is_shed_first_and_the_highest_last_under_too_many_arrivals() {
     lab::ring!(Netns);
     let mut program = generous();
     // The highest class may use 30 in a row, the next 20, the lowest 10. A class without a rank counts as the lowest.

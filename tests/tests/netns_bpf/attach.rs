@@ -203,11 +203,11 @@ fn as_a_filter_it_does_the_same_and_leaves_when_it_is_detached_or_swept_away() {
 }
 
 #[test]
-fn a_filter_or_clsact_that_somebody_removed_is_attached_again_at_once() {
+fn a_removed_filter_or_clsact_is_attached_again_at_once() {
     lab::ring!(Netns);
     let chain = Chain::new().unwrap();
     let (mut egress, _classes) = load();
-    let test = "a_filter_or_clsact_that_somebody_removed_is_attached_again_at_once";
+    let test = "a_removed_filter_or_clsact_is_attached_again_at_once";
     let Some(_) = attach_as_filter(&chain, &mut egress, test) else { return };
     let device = &chain.egress.near.device;
     for removal in ["filter delete", "qdisc delete"] {

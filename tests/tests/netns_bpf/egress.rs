@@ -97,7 +97,7 @@ fn dscp_is_set_in_ipv6_with_flow_label_and_ecn_kept() {
 }
 
 #[test]
-fn what_is_no_ip_header_of_its_version_is_not_changed() {
+fn a_packet_with_an_invalid_ip_header_is_not_changed() {
     lab::ring!(Netns);
     let (egress, classes) = program(KernelTerms { dscp: Some(46), ..KernelTerms::default() }, false);
     for frame in [Frame::v4(&[1; 50]), Frame::v6(&[1; 50])] {
@@ -110,7 +110,7 @@ fn what_is_no_ip_header_of_its_version_is_not_changed() {
 }
 
 #[test]
-fn what_terms_do_not_name_stays() {
+fn fields_that_the_terms_do_not_name_stay() {
     lab::ring!(Netns);
     let (egress, _classes) = program(KernelTerms::default(), true);
     let frame = Frame { traffic_class: 0x21, ..Frame::v6(&[0; 100]) };

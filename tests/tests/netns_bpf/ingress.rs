@@ -164,7 +164,7 @@ fn a_udp_length_beyond_the_packet_is_malformed() {
 }
 
 #[test]
-fn whatever_is_not_udp_to_a_listener_passes_uncounted() {
+fn packets_that_are_not_udp_to_a_listener_pass_uncounted() {
     lab::ring!(Netns);
     let program = generous();
     let garbage = [0xff; 64];

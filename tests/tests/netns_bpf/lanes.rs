@@ -105,7 +105,7 @@ fn an_initial_with_an_address_token_does_not_share_the_budget_of_forged_addresse
 }
 
 #[test]
-fn where_a_handshake_was_completed_first_packets_have_a_lane_for_a_day() {
+fn first_packets_from_an_address_with_a_completed_handshake_have_a_lane_for_a_day() {
     lab::ring!(Netns);
     for [client, same, other] in [
         ["192.0.2.1:7", "192.0.2.1:8", "192.0.2.2:7"],

@@ -388,7 +388,7 @@ fn a_monitor_that_keeps_falling_is_started_again_after_longer_and_longer_pauses(
 }
 
 #[test]
-fn a_program_that_somebody_detaches_is_put_back() {
+fn a_detached_program_is_attached_again() {
     lab::ring!(Netns);
     let site = site();
     site.relay.wait_for_line("ready", SOON).unwrap();

@@ -77,7 +77,7 @@ fn a_hundred_writers_at_once_are_served_one_after_the_other() {
 }
 
 #[test]
-fn a_client_that_stops_reading_costs_nobody_anything_and_hears_of_the_last_change() {
+fn a_client_that_stops_reading_delays_no_other_and_learns_of_the_last_change() {
     lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();

@@ -27,7 +27,7 @@ pub(crate) fn pacectl_as(site: &Site, (uid, gid): (u32, u32), arguments: &[&str]
 pub(crate) const NOBODY: u32 = 65_534;
 
 #[test]
-fn who_may_connect_may_read_but_neither_write_nor_see_addresses() {
+fn a_user_who_may_connect_may_read_but_neither_write_nor_see_addresses() {
     lab::ring!(Netns);
     let site = Site::new(Terms { sections: VOICE, ..Terms::default() }).unwrap();
     let policy = site.write("policy.toml", "").unwrap().display().to_string();
@@ -73,7 +73,7 @@ fn who_may_connect_may_read_but_neither_write_nor_see_addresses() {
 }
 
 #[test]
-fn who_is_named_may_write() {
+fn a_named_writer_may_write() {
     lab::ring!(Netns);
     let site = Site::new(Terms { control: "writers = [\"nobody\"]", ..Terms::default() }).unwrap();
     let policy = site.write("policy.toml", VOICE).unwrap().display().to_string();

@@ -320,7 +320,7 @@ fn over_the_bus_too_only_writers_write() {
 }
 
 #[test]
-fn who_listens_hears_of_changes_whichever_door_they_come_by() {
+fn a_listener_learns_of_changes_made_at_either_door() {
     lab::ring!(Netns);
     let bus = Bus::new("signals");
     let mut command = Command::new("gdbus");

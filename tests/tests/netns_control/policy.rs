@@ -50,7 +50,7 @@ fn a_policy_that_is_set_moves_live_tunnels_and_going_back_moves_them_back() {
 }
 
 #[test]
-fn what_is_refused_says_where_and_why_and_changes_nothing() {
+fn a_refused_policy_file_changes_nothing_and_the_refusal_says_where_and_why() {
     lab::ring!(Netns);
     let site = Site::new(Terms { sections: VOICE, ..Terms::default() }).unwrap();
     let before = in_force(&site);
@@ -76,7 +76,7 @@ fn what_is_refused_says_where_and_why_and_changes_nothing() {
 }
 
 #[test]
-fn a_trial_that_nobody_confirms_ends_by_itself() {
+fn an_unconfirmed_trial_ends_by_itself() {
     lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let said = set(&site, VOICE, &["--confirm-within", "1"]);

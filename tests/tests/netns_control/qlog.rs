@@ -162,7 +162,7 @@ fn an_edges_connection_is_logged_from_its_side() {
 }
 
 #[test]
-fn who_may_not_write_or_names_no_connection_is_told_so() {
+fn a_caller_without_the_right_or_with_an_unknown_connection_gets_an_error() {
     lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     site.client(async || {

@@ -102,7 +102,7 @@ async fn assert_all_returned(dispatcher: &Dispatcher) {
 }
 
 #[test]
-fn all_bytes_arrive_in_whatever_order_streams_are_served() {
+fn all_bytes_arrive_under_every_discipline() {
     let disciplines = [Discipline::Rr, Discipline::Fcfs, Discipline::Abs, ML, Discipline::Wfq, Discipline::Lottery];
     for discipline in disciplines {
         let network = network();
@@ -174,7 +174,7 @@ fn a_stream_whose_end_was_acknowledged_makes_room_for_another() {
 }
 
 #[test]
-fn writers_learn_that_nobody_hands_over_any_more() {
+fn writers_get_an_error_when_the_driver_has_ended() {
     let scenario = |mut end: End| async move {
         let streams = [open(&mut end, low()).await, open(&mut end, low()).await];
         let waiting = streams.map(|(recv, mut send)| async move {
@@ -198,7 +198,7 @@ fn writers_learn_that_nobody_hands_over_any_more() {
 }
 
 #[test]
-fn a_peer_takes_no_part_of_a_stream_for_the_whole_when_nobody_hands_over_any_more() {
+fn a_peer_takes_no_part_of_a_stream_for_the_whole_when_the_driver_has_ended() {
     const WHOLE: usize = 10_000;
     let ends = Arc::new(Mutex::new(Vec::new()));
     let noted = ends.clone();
@@ -242,7 +242,7 @@ fn a_peer_takes_no_part_of_a_stream_for_the_whole_when_nobody_hands_over_any_mor
 }
 
 #[test]
-fn a_stream_is_acknowledged_only_once_its_own_bytes_are_whichever_stream_had_its_name_before() {
+fn a_stream_is_acknowledged_only_when_its_own_bytes_are_even_if_its_id_was_used_before() {
     let scenario = |mut end: End| async move {
         let (_recv, mut before) = open(&mut end, low()).await;
         before.push(zeros(1_000));
@@ -342,7 +342,7 @@ fn a_stream_whose_buffer_in_the_transport_is_full_waits_aside() {
 }
 
 #[test]
-fn what_a_stream_had_not_sent_is_given_back_when_either_side_ends_it() {
+fn credit_for_unsent_bytes_of_a_stream_is_given_back_when_either_side_ends_it() {
     let scenario = |mut end: End| async move {
         let mut streams = Vec::new();
         for _ in 0..20 {

@@ -105,7 +105,7 @@ enum After {
 }
 
 #[test]
-fn what_the_client_of_an_ended_tunnel_does_not_take_is_kept_for_a_while_only() {
+fn unread_payloads_of_an_ended_tunnel_are_kept_only_for_a_while() {
     /// More than the client's window for a stream.
     const PAYLOADS: usize = 4_000;
     const LIMIT: Duration = Duration::from_secs(10);

@@ -110,7 +110,7 @@ fn a_stranger_sends_so_many_packets_and_no_more() {
 }
 
 #[test]
-fn of_a_strangers_requests_so_many_wait_and_others_may_be_repeated() {
+fn a_limited_number_of_a_strangers_requests_wait_and_others_may_be_repeated() {
     simulate(&network(), SEED, |ends| async move {
         let mut waiting = Vec::new();
         for _ in 0..64 {

@@ -34,7 +34,7 @@ fn fq_is_at_the_root_while_the_relay_runs_and_what_was_there_comes_back_when_it_
 }
 
 #[test]
-fn what_an_administrator_has_set_is_not_replaced_and_the_log_says_so() {
+fn a_qdisc_that_an_administrator_has_set_is_not_replaced_and_the_log_says_so() {
     lab::ring!(Vm);
     let chain = lab::netns::Chain::new().unwrap();
     chain.egress.near.set_qdisc("pfifo limit 123").unwrap();
@@ -52,7 +52,7 @@ fn what_an_administrator_has_set_is_not_replaced_and_the_log_says_so() {
 }
 
 #[test]
-fn rates_of_classes_are_kept_wherever_fq_is_whoever_set_it_and_for_as_long_as_it_is() {
+fn rates_of_classes_are_kept_while_any_fq_is_at_the_root() {
     lab::ring!(Vm);
     let chain = lab::netns::Chain::new().unwrap();
     chain.egress.near.set_qdisc("fq").unwrap();

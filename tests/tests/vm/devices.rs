@@ -60,7 +60,7 @@ fn encapsulate(family: Family, (from, source): (&Namespace, &End), (to, destinat
 }
 
 #[test]
-fn where_messages_of_several_packets_are_refused_clients_get_each_packet_by_itself_and_miss_none() {
+fn clients_get_every_packet_singly_if_messages_of_several_packets_are_refused() {
     lab::ring!(Vm);
     // The machine is so slow that packets are paced; packets within a quantum then share messages.
     let sections = "[transport]\nquantum_us = 1000";
@@ -164,7 +164,7 @@ fn an_fq_whose_horizon_is_nearer_than_departures_is_not_trusted_with_them_and_dr
 }
 
 #[test]
-fn what_an_fq_drops_for_its_horizon_is_counted_and_reported() {
+fn packets_that_fq_drops_beyond_its_horizon_are_counted_and_reported() {
     lab::ring!(Vm);
     let site = paced_site();
     let client = SocketAddr::from((site.chain.access.near.v4, 9));
@@ -209,7 +209,7 @@ fn wait_for_fq(site: &Site, enforced: bool, detail: &str) {
 }
 
 #[test]
-fn an_fq_that_somebody_replaces_is_told_and_not_fought_over() {
+fn a_replaced_fq_is_reported_and_not_restored() {
     lab::ring!(Vm);
     let site = with_fq();
     wait_for_fq(&site, true, "in place of noqueue");
@@ -240,7 +240,7 @@ fn a_discipline_in_place_of_fq_stays_when_the_relay_ends_even_another_fq() {
 }
 
 #[test]
-fn a_clsact_that_somebody_adds_filters_to_stays_with_them() {
+fn a_clsact_with_added_filters_stays_with_them() {
     lab::ring!(Vm);
     let mut site = with_fq();
     // Before Linux 6.6, paced has made it.
@@ -256,7 +256,7 @@ fn a_clsact_that_somebody_adds_filters_to_stays_with_them() {
 }
 
 #[test]
-fn what_a_killed_monitor_left_on_a_device_the_next_one_takes_away() {
+fn the_next_monitor_removes_from_devices_what_a_killed_one_has_left() {
     lab::ring!(Vm);
     let mut site = with_fq();
     assert!(tc(&site, "qdisc show dev client").contains("fq "));

@@ -109,7 +109,7 @@ fn is_up(counts: &Counts, path: &str) -> bool {
 }
 
 #[test]
-fn tunnels_and_a_connection_inside_one_go_on_while_a_delay_rises_a_link_loses_everything_and_a_relay_ends() {
+fn tunnels_and_a_nested_connection_go_on_while_a_delay_rises_a_link_fails_and_a_relay_ends() {
     lab::ring!(Vm);
     assert_goes_on(|edge, first, second| {
         a_delay_rises_and_falls(edge, first);
@@ -118,7 +118,7 @@ fn tunnels_and_a_connection_inside_one_go_on_while_a_delay_rises_a_link_loses_ev
 }
 
 #[test]
-fn tunnels_and_a_connection_inside_one_go_on_while_delays_and_rates_change_links_lose_everything_and_a_relay_ends() {
+fn tunnels_and_a_nested_connection_go_on_while_delays_rates_and_links_change_and_a_relay_ends() {
     lab::ring!(Vm);
     assert_goes_on(|edge, first, second| {
         a_delay_rises_and_falls(edge, first);

@@ -203,7 +203,7 @@ fn the_unit_is_exposed_as_little_as_is_said() {
 }
 
 #[test]
-fn with_rights_for_the_kernel_its_programs_are_in_force_and_the_process_that_meets_packets_has_none_of_them() {
+fn kernel_programs_are_in_force_and_the_packet_process_keeps_none_of_their_rights() {
     lab::ring!(Vm);
     let service = Service::install();
     run("modprobe -a veth sch_fq sch_ingress cls_bpf");

@@ -66,7 +66,7 @@ fn there_are_at_most_64_schedules_with_names() {
 }
 
 #[test]
-fn the_users_rule_gives_a_connection_its_schedule_before_the_listener_and_the_listener_before_the_one_for_all() {
+fn a_users_rule_sets_the_schedule_before_the_listener_and_the_listener_before_the_default() {
     let policy = valid(
         r#"
 [schedule]

@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_has_the_same_token_for_whoever_has_the_key() {
+    fn an_id_has_one_reset_token_under_each_key() {
         let token = |key, id: &[u8]| ResetTokens::new(&[key; 32], Resets::default()).generate(id).into_inner();
         assert_eq!(token(1, b"twelve bytes"), token(1, b"twelve bytes"));
         assert_ne!(token(1, b"twelve bytes"), token(1, b"other twelve"));

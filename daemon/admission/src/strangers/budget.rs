@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_was_let_go_counts_no_more_whatever_arrives_for_it() {
+    fn a_released_stream_no_longer_counts_even_if_bytes_arrive_for_it() {
         let (mut budget, standing) = (Budget::default(), std::sync::Arc::default());
         let standing = super::super::ConnectionPlaces::enter(&standing, std::net::IpAddr::from([192, 0, 2, 1]));
         budget.note(0, 9_000, 1_000);

@@ -210,7 +210,7 @@ async fn bytes_that_the_socket_refuses_are_not_counted_as_handed_over() {
 }
 
 #[tokio::test]
-async fn what_comes_through_the_old_tunnel_after_a_move_reaches_the_sender() {
+async fn payloads_of_the_old_tunnel_reach_the_sender_after_a_move() {
     let (relay, resources) = (TestRelay::start(Does::EchoLate, true), UplinkResources::default());
     let (uplink, running) = uplink_with(&relay, resources.clone());
     let counters = Arc::<LocalAddressCounters>::default();

@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_comes_through_the_old_tunnel_after_a_move_reaches_the_client() {
+    async fn payloads_of_the_old_tunnel_reach_the_client_after_a_move() {
         let mut client = Client::of(Does::EchoLate).await;
         client.send();
         eventually(|| client.relay.payloads() == 1).await;

@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_had_is_answered_with_what_to_do() {
+    fn requests_that_cannot_be_served_are_answered_with_the_remedy() {
         for (text, expected) in [
             ("CONNECT example.org HTTP/1.1\r\n\r\n", ("target", 400)),
             ("CONNECT user@example.org:1 HTTP/1.1\r\n\r\n", ("target", 400)),
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_relay_refuses_is_told_but_its_credentials_are_not_asked_of_the_client() {
+    fn a_refusal_of_the_relay_is_reported_but_the_client_is_not_asked_for_credentials() {
         let refused = |status, error| {
             let proxy_status = vec![ProxyStatus { error: Some(error), ..ProxyStatus::default() }];
             let retry_after_s = (status == 429).then_some(60);

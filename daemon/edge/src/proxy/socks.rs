@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ipv4_address_has_its_own_form_in_a_reply_whichever_socket_it_is_of() {
+    fn an_ipv4_address_has_its_own_form_in_a_reply_even_from_an_ipv6_socket() {
         let bound = |text: &str| reply(Reply::Succeeded, Some(text.parse().unwrap()));
         assert_eq!(bound("[::ffff:192.0.2.1]:258"), [5, 0, 0, 1, 192, 0, 2, 1, 1, 2]);
         assert_eq!(bound("[::ffff:192.0.2.1]:258"), bound("192.0.2.1:258"));

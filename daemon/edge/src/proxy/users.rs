@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn users_are_known_by_name_and_password_and_nobody_else_is() {
+    fn only_users_with_their_name_and_password_are_known() {
         let users = ProxyUsers::parse("# office\nalice:a:b\n\nbob:secret\n").unwrap();
         assert!(users.knows(b"alice", b"a:b") && users.knows(b"bob", b"secret"));
         for (name, password) in [("alice", "secret"), ("bob", ""), ("carol", "secret"), ("", "")] {
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_would_let_in_nobody_or_somebody_else_is_refused_with_its_line() {
+    fn a_users_file_that_admits_no_user_or_a_wrong_one_is_refused_with_its_line() {
         for (text, why) in
             [("", "no user"), ("alice", "line 1"), ("a:b\nalice:", "line 2"), (":x", "line 1"), ("a:b\na:c", "line 2")]
         {

@@ -216,7 +216,7 @@ async fn forwards_share_a_connection_only_under_one_schedule_and_their_connectio
 }
 
 #[tokio::test]
-async fn what_cannot_be_served_is_refused_and_changes_nothing() {
+async fn addresses_that_cannot_be_served_are_refused_and_change_nothing() {
     let relay = TestRelay::start(Does::Echo, true);
     let (mut edge, classes) = role();
     let stays = forward_on(&relay, [127, 0, 0, 1], TunnelMode::Auto, None);

@@ -355,7 +355,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_a_long_message_beginning_and_end_are_left() {
+    fn a_long_message_keeps_its_beginning_and_end() {
         assert_eq!(abridged("short"), "short");
         let long = format!("begin{}end", "é".repeat(100_000));
         let short = abridged(&long);

@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_back_is_not_in_force_until_it_is_used() {
+    fn rights_that_are_held_back_are_not_in_force_until_they_are_used() {
         let before = effective();
         let thread = std::thread::spawn(|| {
             hold(Rights::MONITOR).unwrap();

@@ -136,7 +136,7 @@ fn the_engine_that_was_chosen_serves_while_it_has_room_and_none_knows_the_prompt
 }
 
 #[test]
-fn a_choice_that_weighs_cached_prompts_is_kept_whichever_engine_knows_the_prompt() {
+fn a_choice_that_weighs_cached_prompts_holds_even_if_another_engine_knows_the_prompt() {
     let engines = engines(3, 2);
     let prefix = Prefixes::default().of(&head(), None, &[b'x'; 600]);
     let with = |preferred, weighs_cache| Wish { prefix: prefix.clone(), preferred: Some(preferred), weighs_cache };
@@ -153,7 +153,7 @@ fn a_choice_that_weighs_cached_prompts_is_kept_whichever_engine_knows_the_prompt
 }
 
 #[test]
-fn what_waits_gets_places_as_the_discipline_says_and_more_than_may_is_refused() {
+fn waiting_requests_get_places_in_the_order_of_the_discipline_and_excess_ones_are_refused() {
     let engines = engines(1, 1);
     let first = now(engines.take(due(1), &[]));
     let mut waiting: Vec<_> = [30, 10, 20].map(|due_ns| later(engines.take(due(due_ns << 4), &[]))).into();
@@ -206,7 +206,7 @@ fn a_request_that_gives_up_waits_no_longer_and_keeps_no_place() {
 }
 
 #[test]
-fn an_engine_that_fails_gets_nothing_and_when_none_is_left_nobody_waits() {
+fn a_failed_engine_gets_no_requests_and_without_engines_no_request_waits() {
     let engines = engines(2, 1);
     let (first, second) = (now(engines.take(due(1), &[])), now(engines.take(due(2), &[])));
     let mut waiting = later(engines.take(due(16), &[]));
@@ -267,7 +267,7 @@ fn load_of_others_moves_requests_to_other_engines_until_it_is_old_and_takes_no_p
 }
 
 #[test]
-fn an_engine_that_a_check_finds_ready_gets_what_waits_and_one_that_is_not_leaves_nobody_waiting() {
+fn a_ready_engine_gets_the_waiting_requests_and_an_unready_one_leaves_none_waiting() {
     let engines = engines(2, 1);
     engines.expect(true, u64::MAX);
     engines.checked(1, Found::NotReady, "loading");
@@ -287,7 +287,7 @@ fn an_engine_that_a_check_finds_ready_gets_what_waits_and_one_that_is_not_leaves
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_waits_gets_the_place_of_an_engine_whose_ejection_ends_though_nothing_else_happens() {
+async fn a_waiting_request_gets_the_place_of_an_engine_whose_ejection_ends_without_another_event() {
     fn sleep_until(at_ns: u64) -> quic::clock::Sleep {
         Box::pin(async move {
             tokio::time::sleep(std::time::Duration::from_nanos(at_ns - NOW_NS.get())).await;

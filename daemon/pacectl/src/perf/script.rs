@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_is_a_line_whatever_the_thread_is_called() {
+    fn a_line_is_an_event_even_if_the_thread_has_an_odd_name() {
         let text =
             "  a [1] b: c   812 [003] 73408.610716704:   net:net_dev_queue: dev=v0 skbaddr=0xffff88821ef1ee00 len=1242";
         let event = Event::parse(text).unwrap();

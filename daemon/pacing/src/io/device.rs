@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn when_routes_change_a_peer_is_asked_for_again_and_keeps_its_device_until_the_answer() {
+    fn a_peer_keeps_its_device_after_a_change_of_routes_until_the_kernel_answers_again() {
         let (devices, routes, mut asked) = Devices::with_questions();
         let peer = path("192.0.2.1:443");
         _ = devices.toward(&peer);
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_and_what_is_asked_is_bounded() {
+    fn remembered_routes_and_open_questions_are_bounded() {
         let (devices, routes, mut asked) = Devices::with_questions();
         for number in 0..MAX_ROUTES as u32 + 10 {
             _ = devices.toward(&path(&format!("[2001:db8::{:x}:{:x}]:1", number >> 16, number & 0xffff)));

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn one_records_at_a_time_and_whoever_is_done_makes_room() {
+    fn only_one_recording_runs_at_a_time_and_its_end_makes_room() {
         let recorder = Arc::new(Recorder::default());
         assert!(!recorder.is_on());
         let first = recorder.record(LONG).unwrap();
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recording_whose_time_is_over_ends_by_itself_and_keeps_nobody_out() {
+    fn a_recording_ends_when_its_time_is_over_and_does_not_block_the_next() {
         let recorder = Arc::new(Recorder::default());
         let forgotten = recorder.record(Duration::ZERO).unwrap();
         recorder.note(message(monotonic::now_ns(), 1));
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn records_that_nobody_takes_are_bounded_and_those_beyond_are_counted() {
+    fn unread_records_are_bounded_and_excess_records_are_counted() {
         let recorder = Arc::new(Recorder::default());
         let recording = recorder.record(LONG).unwrap();
         for _ in 0..PACKETS / 64 {

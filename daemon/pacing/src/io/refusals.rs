@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_is_bounded() {
+    fn remembered_refusals_are_bounded() {
         let mut refusals = SegmentationRefusals::default();
         for number in 0..3 * MOST {
             refusals.note(peer(number), 7);

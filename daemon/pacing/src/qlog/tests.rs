@@ -161,7 +161,7 @@ fn a_log_ends_with_the_end_of_its_connection() {
 }
 
 #[test]
-fn events_that_nobody_takes_are_bounded_and_those_beyond_are_counted_by_an_event() {
+fn unread_events_are_bounded_and_an_event_counts_the_excess() {
     let (tap, mut sequence) = listened();
     let log = tap.log().unwrap();
     let (mut before, mut number) = (usize::MAX, 0);

@@ -31,7 +31,7 @@ fn a_cap_holds_to_the_slower_of_bytes_and_packets() {
 }
 
 #[test]
-fn what_was_counted_for_classes_that_are_gone_is_forgotten_and_the_rest_is_kept() {
+fn counts_of_removed_classes_are_forgotten_and_the_others_are_kept() {
     let metrics = ClassMetrics::default();
     let mut registry = Registry::default();
     metrics.register(&mut registry);
@@ -104,7 +104,7 @@ fn the_edge_asks_for_what_its_class_has() {
 }
 
 #[test]
-fn without_a_signal_a_class_has_its_priority_whatever_signals_may_ask_for() {
+fn a_class_without_a_signal_has_its_own_priority_even_outside_the_bounds_of_signals() {
     let class = Class::of(ClassSettings { priority: 255, ..ClassSettings::named("a") });
     assert_eq!(class.service(None, 0).priority, 255);
     assert_eq!(class.service(Some(&signal("u=0")), 0).priority, sched::class::DEFAULT_PRIORITY);
@@ -139,7 +139,7 @@ fn any_signal() -> impl Strategy<Value = Option<Priority>> {
 
 proptest! {
     #[test]
-    fn whatever_the_signal_the_service_stays_within_the_bounds_of_its_class(
+    fn no_signal_moves_the_service_out_of_the_bounds_of_its_class(
         class in any_class(), signal in any_signal(), now_ns: u64,
     ) {
         let (service, class) = (class.service(signal.as_ref(), now_ns), class.policy());

@@ -45,7 +45,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_stream_the_latest_is_kept_and_of_too_many_streams_the_latest_too() {
+    fn the_latest_signal_of_a_stream_and_the_latest_streams_are_kept() {
         let mut signals = Signals::default();
         assert!(!signals.put(0, urgency(1)) && !signals.put(0, urgency(2)));
         assert_eq!((signals.take(0), signals.take(0)), (Some(urgency(2)), None));

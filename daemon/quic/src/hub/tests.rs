@@ -155,7 +155,7 @@ fn payloads_that_end_with_their_flow_are_counted() {
 }
 
 #[test]
-fn what_does_not_fit_behind_others_leaves_with_the_next_packet() {
+fn a_payload_that_does_not_fit_behind_others_leaves_with_the_next_packet() {
     let (hub, counters) = hub(1000, 1000);
     let flow = open(&hub, 0);
     send(&flow, &[&[1; 60], &[2; 60]]);
@@ -166,7 +166,7 @@ fn what_does_not_fit_behind_others_leaves_with_the_next_packet() {
 }
 
 #[test]
-fn a_payload_that_no_packet_can_carry_is_dropped_and_holds_up_nobody() {
+fn a_payload_that_no_packet_can_carry_is_dropped_and_does_not_block_others() {
     let (hub, counters) = hub(1000, 1000);
     let (big, small) = (open(&hub, 0), open(&hub, 4));
     send(&big, &[&[1; 200], b"after"]);
@@ -321,7 +321,7 @@ fn datagrams_that_come_before_their_stream_wait_for_it() {
 }
 
 #[test]
-fn a_flow_receives_up_to_its_bound_whatever_the_bound_of_its_readers_queue() {
+fn a_flow_receives_up_to_its_own_bound_even_if_its_reader_has_another_bound() {
     let (hub, _) = hub(130, 130);
     let flow = open(&hub, 0);
     let mut cx = Context::from_waker(std::task::Waker::noop());
@@ -336,7 +336,7 @@ fn a_flow_receives_up_to_its_bound_whatever_the_bound_of_its_readers_queue() {
 }
 
 #[test]
-fn what_waits_for_requests_to_be_admitted_is_bounded_however_many_there_are() {
+fn payloads_that_wait_for_admission_are_bounded_over_all_requests() {
     let (hub, counters) = hub(1 << 20, 1 << 20);
     let flows = [0, 4, 8, 12].map(|stream_id| hub.open(stream_id));
     for (stream_id, len) in [(0, 1000), (4, 1), (8, 1000), (400, 1000)] {
@@ -373,7 +373,7 @@ fn datagrams_for_requests_that_never_come_or_are_not_admitted_are_counted_as_dro
 }
 
 #[test]
-fn what_came_early_is_in_front_of_what_comes_after_the_request_was_admitted() {
+fn early_payloads_come_before_payloads_that_arrive_after_admission() {
     let (hub, _) = hub(1000, 1000);
     receive(&hub, 0, b"before the request");
     let flow = hub.open(0);

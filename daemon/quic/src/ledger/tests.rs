@@ -41,7 +41,7 @@ fn a_limit_that_grew_before_its_stream_was_accepted_counts() {
 }
 
 #[test]
-fn who_is_blocked_is_told_once_when_the_limit_grows() {
+fn a_blocked_stream_is_notified_once_when_its_limit_grows() {
     let mut account = Account::new(true);
     let (_, told) = account.join();
     let told = told.unwrap();

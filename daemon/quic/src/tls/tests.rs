@@ -169,7 +169,7 @@ fn a_revoked_certificate_is_refused_and_so_is_one_of_which_no_list_tells() {
 }
 
 #[test]
-fn a_development_certificate_that_was_interrupted_is_made_anew_and_no_key_is_left_with_another_certificate() {
+fn an_interrupted_development_certificate_is_made_again_and_no_key_stays_with_another() {
     let folder = std::env::temp_dir().join(format!("paced-development-{}", std::process::id()));
     let file = |name: &str| folder.join(name);
     let first = development_identity(&folder).unwrap().chain;

@@ -145,7 +145,7 @@ async fn names_are_absolute_with_or_without_a_final_dot() {
 }
 
 #[tokio::test]
-async fn one_family_suffices_whatever_becomes_of_the_other() {
+async fn one_address_family_suffices_if_the_other_fails_or_is_silent() {
     let server = Server::start(|name, record_type| match (name, record_type) {
         ("four.example", A) | ("six.example", AAAA) => addresses(record_type),
         ("four.example", _) => Reply::Rcode(2),
@@ -299,7 +299,7 @@ async fn an_answer_has_at_most_eight_addresses_of_a_family() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_a_name_fails_without_a_query() {
+async fn an_invalid_name_fails_without_a_query() {
     let server = Server::start(|_, _| Reply::Rcode(3)).await;
     let resolver = server.resolver(|_| ());
     for name in ["a..example".to_owned(), "a".repeat(64), ["a"; 200].join(".")] {

@@ -175,8 +175,8 @@ async fn a_batch_the_device_refuses_is_sent_singly_and_nothing_is_lost() {
 }
 
 #[tokio::test]
-async fn a_closed_port_ends_a_tunnel_that_goes_on_sending_whoever_reads_the_error() {
-    for host in loopbacks("a_closed_port_ends_a_tunnel_that_goes_on_sending_whoever_reads_the_error") {
+async fn a_closed_port_ends_a_sending_tunnel_when_a_send_or_a_receive_reads_the_error() {
+    for host in loopbacks("a_closed_port_ends_a_sending_tunnel_when_a_send_or_a_receive_reads_the_error") {
         for is_listening in [false, true] {
             let (peer, target) = pair(host).await;
             drop(peer);
@@ -217,7 +217,7 @@ async fn a_port_that_is_closed_for_a_moment_costs_payloads_and_not_the_tunnel() 
 }
 
 #[tokio::test]
-async fn what_icmp_says_ends_no_tunnel_at_once_even_if_its_explanation_was_read_before() {
+async fn an_icmp_error_ends_no_tunnel_at_once_even_if_its_explanation_was_read_before() {
     let (_peer, target) = pair(Ipv4Addr::LOCALHOST.into()).await;
     for errno in [
         libc::ECONNREFUSED,

@@ -11,7 +11,7 @@ use tokio::{
 use super::*;
 
 #[test]
-fn time_that_passed_at_the_edge_is_taken_off_each_budget_whichever_field_it_is_in() {
+fn time_that_passed_at_the_edge_is_subtracted_from_the_budget_in_each_field() {
     let left = |name: &'static str, value: &'static str, elapsed_ms| {
         let fields = vec![Field::new("accept", "200"), Field::new(name, value)];
         let (scheme, authority, path, protocol) = (None, None, None, None);

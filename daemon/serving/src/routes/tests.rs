@@ -313,7 +313,7 @@ fn a_client_that_takes_tokens_slowly_does_not_make_its_engine_look_slow() {
 }
 
 #[test]
-fn requests_of_others_at_an_engine_are_in_the_batch_that_its_tokens_show_and_no_prompt_is_alone_beside_them() {
+fn requests_of_other_clients_count_in_an_engines_batch_and_no_prompt_is_alone_beside_them() {
     let (routes, engines) = routes(8);
     let learned = || routes.learned().1[0];
     let answer_beside = |others| {

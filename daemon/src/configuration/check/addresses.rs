@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_this_machine_lacks_is_warned_of_and_what_it_has_is_not() {
+    fn addresses_and_devices_that_this_machine_lacks_cause_warnings_and_others_do_not() {
         let paths = "[[path]]\nname = \"here\"\ninterface = \"lo\"\naddress = \"127.0.0.1\"\n\
                      [[path]]\nname = \"gone\"\ninterface = \"none0\"\naddress = \"198.51.100.7\"\n";
         let relay = relay("\"127.0.0.1:443\", \"198.51.100.1:443\", \"[fe80::1%2147483647]:443\"")

@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_are_bounded_and_free_again_when_a_watch_ends_whichever_side_ends_it() {
+    fn places_are_bounded_and_become_free_when_either_side_ends_a_watch() {
         let watchers = Watchers::default();
         let mut ends = (0..MAX_WATCHERS).map(|at| watchers.begin(&format!(":1.{at}")).unwrap()).collect::<Vec<_>>();
         assert!(watchers.begin(":1.99").is_none(), "all places are taken");

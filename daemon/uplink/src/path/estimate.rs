@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_connection_has_carried_before_is_no_rate() {
+    fn bytes_of_a_previous_connection_count_for_no_rate() {
         let (mut estimate, start) = (Estimate::default(), Instant::now());
         estimate.note(start, 0, 0);
         estimate.restart();

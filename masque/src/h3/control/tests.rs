@@ -173,7 +173,7 @@ fn priority_updates_name_request_streams() {
 }
 
 #[test]
-fn priority_updates_that_nobody_takes_are_dropped_and_counted() {
+fn unread_priority_updates_are_dropped_and_counted() {
     let mut control = control(Role::Server);
     let mut stream = control.accept_uni();
     let updates = frame(0xf0700, &[0]).repeat(MAX_EVENTS + 4);

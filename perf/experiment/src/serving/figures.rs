@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_task_that_nobody_asked_has_no_shares() {
+    fn a_task_without_requests_has_no_shares() {
         let task = Task { requests: 4, reward: 1.0, met: 2, selected: vec![1, 3] };
         assert_eq!((task.score(), task.met_pct(), task.selected_pct(1)), (Some(0.25), Some(50.0), Some(75.0)));
         let none = Task { selected: vec![0, 0], ..Task::default() };

@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_late_is_given_up_where_deadlines_are_hard() {
+    fn late_jobs_are_given_up_if_deadlines_are_hard() {
         let jobs = [job(0, 10, 5), job(0, 2, 50)];
         let hard = Discipline::Edf { expiry: Expiry::Hard };
         // Three packets until the deadline has passed, then the other job's two.

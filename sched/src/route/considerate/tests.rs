@@ -91,7 +91,7 @@ fn a_request_with_much_time_does_not_read_its_prompt_where_an_urgent_answer_woul
 }
 
 #[test]
-fn the_best_model_answers_where_nobody_pays_for_it() {
+fn the_best_model_answers_where_no_other_request_pays_for_it() {
     let idle = [replica(0, 0, 0), replica(1, 0, 0)];
     for budget_ms in [2_500, 20_000] {
         assert_eq!(considerate(&request(100, 60, budget_ms), &idle, &[]), (0, Reason::Worth));
@@ -153,7 +153,7 @@ fn a_chance_falls_from_certain_to_none_as_wide_as_the_doubt() {
 
 proptest! {
     #[test]
-    fn whatever_the_numbers_are_the_choice_is_one_that_may_answer(
+    fn the_choice_may_answer_for_any_numbers(
         loads in prop::collection::vec((0..2usize, 0..3u32, 0..20u32, any::<f64>(), any::<bool>()), 0..5),
         others in prop::collection::vec((0..6usize, any::<u32>(), any::<u32>(), any::<u64>(), any::<f32>()), 0..20),
         requests in prop::collection::vec((any::<u32>(), any::<u32>(), any::<u64>(), any::<u64>()), 1..6),

@@ -103,7 +103,7 @@ fn a_cached_prompt_is_worth_a_longer_queue_for_as_long_as_reading_it_would_take_
 }
 
 #[test]
-fn of_engines_whose_costs_are_unknown_the_one_with_the_fewest_requests_is_chosen() {
+fn the_engine_with_the_fewest_requests_is_chosen_if_costs_are_unknown() {
     let unknown = |running| Replica { curve: Curve::new(Cost::default()), ..replica(0, running) };
     let replicas = [unknown(3), unknown(1), unknown(1), replica(1, 0)];
     assert_eq!(once(RoutingPolicy::Rule { margin: 1.0 }, &replicas), Some((0, 1, Reason::InTime)));
@@ -277,7 +277,7 @@ fn a_policy_for_other_models_is_not_asked() {
 }
 
 #[test]
-fn what_is_no_number_is_replaced_by_the_rule() {
+fn the_rule_replaces_a_result_that_is_no_number() {
     let idle = [replica(0, 0), replica(1, 0), replica(2, 0)];
     let mut broken = dqn(1, Features::Predictions);
     broken.network.layers[1].bias[2] = f32::NAN;

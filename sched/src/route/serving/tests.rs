@@ -49,7 +49,7 @@ fn each_model_breaks_down_at_its_rate() {
 }
 
 #[test]
-fn the_rule_is_better_than_each_model_alone_whatever_the_seed() {
+fn the_rule_is_better_than_each_model_alone_for_every_seed() {
     let setup = Setup::paper();
     let rule = sweep(&setup, &RoutingPolicy::Rule { margin: 1.1 });
     for model in 0..3 {

@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_has_no_place_in_the_batch_waits_for_one() {
+    async fn requests_without_a_place_in_the_batch_wait_for_one() {
         let times = answers(batching(&Gpu::new(1), 0, 1), &[2, 1, 1]).await;
         assert_eq!(times, [vec![20, 30], vec![50], vec![70]]);
     }

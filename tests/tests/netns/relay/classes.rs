@@ -140,7 +140,7 @@ fn the_urgent_class_meets_its_deadline_beside_a_flood_and_the_flood_gets_the_res
 }
 
 #[test]
-fn a_client_that_asks_for_more_than_its_class_allows_gets_that_and_harms_nobody() {
+fn a_client_that_asks_for_more_than_its_class_allows_gets_its_bounds_and_harms_no_other() {
     lab::ring!(Netns);
     let site = Site::new(Terms { sections: POLICY, ..Terms::default() }).unwrap();
     let _echo = site.chain.target.echo(9).unwrap();

@@ -98,7 +98,7 @@ async fn status(client: &Client, head: &RequestHead) -> u16 {
 }
 
 #[test]
-fn without_credentials_the_limit_holds_for_a_network_whatever_its_clients_ask_for() {
+fn the_limit_without_credentials_holds_for_a_network_and_every_kind_of_request() {
     lab::ring!(Netns);
     let sections = "[[gateway.model]]\nname = \"large\"\nengines = [\"http://10.0.2.2:8001\"]";
     let limits = "connections_per_user = 2";

@@ -45,7 +45,7 @@ async fn receives(tunnel: &mut Tunnel, target: &UdpSocket, at: SocketAddr) -> bo
 }
 
 #[test]
-fn a_continued_tunnel_keeps_its_address_and_the_tunnel_in_use_receives_whatever_becomes_of_the_others() {
+fn a_continued_tunnel_keeps_its_address_and_the_tunnel_in_use_receives_when_others_end() {
     lab::ring!(Netns);
     let site = Site::new(Default::default()).unwrap();
     let target = site.chain.target.run(|| std::net::UdpSocket::bind(site.target(Family::V4, 7))).unwrap().unwrap();

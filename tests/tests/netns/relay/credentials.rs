@@ -44,7 +44,7 @@ fn a_token_admits_and_nothing_else_does() {
 }
 
 #[test]
-fn strangers_are_told_the_same_whatever_they_ask_for() {
+fn strangers_get_the_same_refusal_for_every_target() {
     lab::ring!(Netns);
     let (_, sections) = token();
     let site = Site::new(Terms { relay: "", targets: "", sections: &sections, ..Terms::default() }).unwrap();

@@ -182,7 +182,7 @@ fn assert_tcp_carries(stream: &mut TcpStream) {
 }
 
 #[test]
-fn all_that_enters_passes_two_relays_of_which_neither_knows_both_ends_and_goes_on_when_the_first_is_back() {
+fn all_traffic_passes_two_relays_that_never_know_both_ends_and_resumes_when_the_first_is_back() {
     lab::ring!(Netns);
     let mut hops = Hops::new();
     let _echo = hops.end.echo(7).unwrap();
@@ -342,7 +342,7 @@ fn a_path_to_the_first_relay_that_is_too_narrow_for_a_handshake_in_datagrams_car
 }
 
 #[test]
-fn a_second_relay_that_nobody_vouches_for_and_a_first_that_refuses_are_told_apart() {
+fn an_untrusted_second_relay_and_a_refusing_first_relay_are_told_apart() {
     lab::ring!(Netns);
     let hops = Hops::new();
     let configuration = hops.configuration(&hops.hop(Family::V4));

@@ -39,7 +39,7 @@ fn requests(site: &Site) -> Vec<u64> {
 }
 
 #[test]
-fn a_request_joins_the_faster_path_unless_the_answer_there_goes_first_by_level_or_priority_or_is_sent_to_its_end() {
+fn a_request_joins_the_faster_path_unless_an_answer_there_goes_first_or_is_sent_to_its_end() {
     lab::ring!(Netns);
     let uplinks = Uplinks::to_models();
     let site = &uplinks.site;

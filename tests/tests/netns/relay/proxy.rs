@@ -153,7 +153,7 @@ fn a_client_is_told_in_its_own_protocol_why_a_target_is_not_reached() {
 }
 
 #[test]
-fn a_proxy_with_users_serves_nobody_else() {
+fn a_proxy_with_users_serves_only_them() {
     lab::ring!(Netns);
     let (site, _names) = site();
     web_server(&site);

@@ -206,7 +206,7 @@ fn a_user_who_asks_for_names_that_nobody_answers_leaves_room_for_another() {
 }
 
 #[test]
-fn what_was_used_of_a_quota_until_the_last_save_outlives_a_kill() {
+fn quota_usage_until_the_last_save_survives_a_kill() {
     lab::ring!(Netns);
     let (alice, entry) = token("alice", "monthly_quota = \"1 GB\"");
     let terms = Terms { relay: "", sections: &entry, ..Terms::default() };

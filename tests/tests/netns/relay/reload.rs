@@ -114,7 +114,7 @@ fn a_signal_ends_a_daemon_whose_reload_waits_for_a_file() {
 }
 
 #[test]
-fn what_cannot_be_put_in_force_is_refused_by_its_name_and_changes_nothing() {
+fn settings_that_cannot_be_put_in_force_are_refused_by_name_and_change_nothing() {
     lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();

@@ -14,7 +14,7 @@ use lab::uplinks::{ROUND_ROBIN, Uplinks, states, wait_until_up};
 const NOTICED: Duration = Duration::from_secs(6);
 
 #[test]
-fn a_path_that_is_cut_while_only_the_target_sends_is_noticed_and_its_tunnel_goes_on_from_the_same_address() {
+fn a_path_cut_while_only_the_target_sends_is_noticed_and_its_tunnel_keeps_its_address() {
     lab::ring!(Netns);
     for family in [Family::V4, Family::V6] {
         let uplinks = Uplinks::of(family);

@@ -86,7 +86,7 @@ async fn echo(client: &Client) {
 }
 
 #[test]
-fn if_too_many_targets_of_a_connection_stop_reading_the_tunnels_that_stopped_first_end_and_the_others_go_on() {
+fn the_earliest_stopped_tunnels_end_if_too_many_targets_of_a_connection_stop_reading() {
     lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     // The kernel takes little for the targets, so that bytes soon wait at the relay.

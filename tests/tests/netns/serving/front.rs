@@ -120,7 +120,7 @@ fn plain_clients_are_served_by_either_version_of_http_with_the_same_keys_classes
 }
 
 #[test]
-fn clients_that_greet_the_gateway_and_say_nothing_keep_nobody_out() {
+fn clients_that_greet_the_gateway_and_stay_silent_keep_no_other_client_out() {
     lab::ring!(Netns);
     let (desk, key) = with_listener("max_connections = 8", "");
     let mut known = greet(&desk);
@@ -137,7 +137,7 @@ fn clients_that_greet_the_gateway_and_say_nothing_keep_nobody_out() {
 }
 
 #[test]
-fn a_gateway_that_ends_answers_what_has_begun_and_lets_nobody_in() {
+fn an_ending_gateway_finishes_its_answers_and_accepts_no_client() {
     lab::ring!(Netns);
     let (mut desk, key) = with_front("");
     let slow = json!({ "model": "large", "prompt": "x", "max_tokens": 60, "stream": true }).to_string();

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_gateway_with_keys_serves_nobody_without_and_each_within_its_limits() {
+fn a_gateway_with_keys_serves_only_their_clients_and_each_within_its_limits() {
     lab::ring!(Netns);
     let (key, hash) = generate_token().unwrap();
     let hash = hex(&hash);

@@ -62,7 +62,7 @@ fn an_urgent_stream_overtakes_a_backlog_that_plain_round_robin_makes_it_share() 
 }
 
 #[test]
-fn what_has_expired_is_reset_and_what_has_not_is_sent() {
+fn expired_streams_are_reset_and_others_are_sent() {
     let discipline = Discipline::Edf { expiry: Expiry::Hard };
     let scenario = |mut end: End| async move {
         let terms = |deadline_ms: u64| Terms::of(Service::default(), Some(deadline_ms * 1_000_000));

@@ -125,7 +125,7 @@ fn another_discipline_takes_over_what_waits_for_the_shares_of_classes() {
 }
 
 #[test]
-fn the_schedule_decides_between_classes_whoever_asks() {
+fn the_schedule_decides_between_classes_and_not_between_tenants() {
     let mut queue = Queue::new(Discipline::Ml { low: Low::Fcfs });
     let high = Service { level: Level::High, ..Service::default() };
     for _ in 0..3 {
@@ -158,7 +158,7 @@ fn requests_of_one_tenant_keep_the_order_of_the_discipline() {
 
 proptest! {
     #[test]
-    fn whatever_comes_and_goes_all_are_served_once(
+    fn every_waiting_request_is_served_once(
         steps in prop::collection::vec((0..5u8, 0..3usize, 0..3usize, 0..64u32), 0..200),
     ) {
         let disciplines = [Discipline::Fcfs, Discipline::Wfq, Discipline::Ml { low: Low::Wfq }];

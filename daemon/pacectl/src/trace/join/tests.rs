@@ -112,7 +112,7 @@ fn packets_of_a_message_leave_together_or_one_by_one_if_it_is_taken_apart() {
 }
 
 #[test]
-fn what_goes_over_a_device_on_another_leaves_by_the_one_below() {
+fn packets_over_a_stacked_device_leave_by_the_device_below() {
     let vlan = |time_ns| at(time_ns, What::Left { buffer: 1, device: "eth0".into(), bytes: 1_242, is_taken: true });
     let below = |buffer, bytes| What::Queued { buffer, device: "eth1".into(), bytes };
     let last = at(1_020, What::Left { buffer: 1, device: "eth1".into(), bytes: 1_246, is_taken: true });

@@ -181,7 +181,7 @@ async fn packets_of_different_classes_share_no_message() {
 }
 
 #[tokio::test]
-async fn what_is_recorded_is_every_packet_of_what_was_sent_while_somebody_wants_it() {
+async fn a_recording_contains_every_packet_sent_while_it_lasts() {
     let devices = Devices::default();
     let (double, mut tx, observers) = queue(&devices);
     push(&mut tx, [packet(1_200, 0, None)]);
@@ -260,7 +260,7 @@ async fn packets_of_a_quantum_leave_as_one_message_at_the_departure_of_the_first
 }
 
 #[tokio::test]
-async fn what_has_no_departure_goes_behind_what_waits_for_the_same_peer_only() {
+async fn packets_without_a_departure_wait_only_behind_packets_to_the_same_peer() {
     let (double, mut tx, _) = queue(&Devices::default());
     let at_ns = soon_ns() + 1_000 * MS;
     let elsewhere = toward("192.0.2.2:443", packet(40, 3, None));

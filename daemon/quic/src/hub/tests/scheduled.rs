@@ -75,7 +75,7 @@ fn connections_that_live_follow_the_schedule_of_their_endpoint() {
 }
 
 #[test]
-fn a_connection_with_a_schedule_of_its_own_keeps_it_whatever_becomes_of_that_of_its_endpoint() {
+fn a_connection_with_its_own_schedule_keeps_it_when_that_of_its_endpoint_changes() {
     let of = |discipline, packets| {
         let binding = Binding::Late { floor_packets: Some(packets) };
         Schedule { discipline, binding, ..Schedule::default() }
@@ -126,7 +126,7 @@ fn another_discipline_orders_payloads_that_wait_already() {
 }
 
 #[test]
-fn what_is_of_another_class_by_now_keeps_what_was_asked_for_within_its_bounds() {
+fn a_moved_flow_keeps_its_requested_priority_within_the_bounds_of_its_new_class() {
     let asked = masque::priority::Priority::parse(b"u=0, dl=50").unwrap();
     let before = terms(|class| {
         (class.priority, class.priorities, class.deadline, class.shortest_deadline) =

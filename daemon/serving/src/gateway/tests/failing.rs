@@ -139,7 +139,7 @@ const LONG: Duration = Duration::from_secs(30);
 const HOUR: Duration = Duration::from_secs(3_600);
 
 #[tokio::test]
-async fn an_engine_that_breaks_off_before_its_first_token_is_replaced_by_another_whatever_it_has_sent() {
+async fn an_engine_that_breaks_off_before_its_first_token_is_replaced_even_after_other_events() {
     let done = format!("{TOKEN}data: [DONE]\n\n");
     for before in [ROLE, ": ping\n\n", "data: {\"choices\":[]}\n\n"] {
         let engines = [engine(events(before)).await, failing(&done).await];

@@ -125,7 +125,7 @@ fn an_engine_learns_what_a_prompt_costs_from_the_tokens_that_it_had_to_read() {
 }
 
 #[test]
-fn what_should_be_cached_is_believed_as_far_as_the_engine_confirms_it() {
+fn expected_cache_hits_are_believed_as_far_as_the_engine_confirms_them() {
     for (said, least, most) in [(None, 1_000, 1_000), (Some(1_000), 1_000, 1_000), (Some(0), 0, 100)] {
         let (routes, engines) = routes(8);
         let prefix = chat(4_000);

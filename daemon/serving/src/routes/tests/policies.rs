@@ -48,7 +48,7 @@ fn teach(routes: &Routes) {
 }
 
 #[test]
-fn thresholds_of_a_file_decide_by_class_whatever_the_order_of_their_models() {
+fn thresholds_of_a_file_decide_by_class_for_every_order_of_their_models() {
     let folder = Folder::new("thresholds");
     for models in [["large", "small"], ["small", "large"]] {
         let file = folder.write("a.toml", &thresholds(models, [0.1, 0.9]).to_bytes("").unwrap());

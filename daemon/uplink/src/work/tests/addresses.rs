@@ -19,7 +19,7 @@ fn prove_at_once(work: &mut Work<'_>) {
 }
 
 #[tokio::test]
-async fn a_connection_over_an_ip_version_without_a_route_is_replaced_if_the_relay_has_an_address_of_the_other_one() {
+async fn a_connection_whose_ip_version_lost_its_route_is_replaced_if_the_relay_has_the_other_version() {
     let relay = TestRelay::start(Does::Echo, true);
     let endpoint = relay.endpoint().leaving_by(exit_by("lo"));
     let uplink = Uplink::new(vec![endpoint], None, (PATIENCE, PATIENCE), UplinkResources::default());

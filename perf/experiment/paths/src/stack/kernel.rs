@@ -247,7 +247,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_known_is_of_the_peer() {
+    fn the_kernels_figures_are_those_of_the_peer() {
         let text = "0 0 10.0.1.1:5000 10.0.4.2:3 reno rto:204 rtt:3/1.5 mss:1448 pacing_rate 2000000bps minrtt:2.9\n\
                     0 0 10.0.1.1:5000 10.0.2.2:4 reno rto:201 rtt:1.73/0.8 mss:1448 pacing_rate 500000bps\n";
         let of = |last| known(text, Ipv4Addr::new(10, 0, last, 2));

@@ -103,7 +103,7 @@ fn depth(page: &Page) -> usize {
 }
 
 #[test]
-fn what_blocks_rendering_goes_first_as_far_as_the_browser_says_so() {
+fn render_blocking_resources_go_first_as_far_as_the_browser_signals_them() {
     let mut plan = calm("mixed", 8.0, 40.0);
     // Packets in a router's queue have their order already.
     (plan.links.buffer_packets, plan.links.initial_window) = (20, 10);
