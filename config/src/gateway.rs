@@ -27,8 +27,8 @@ pub struct GatewaySettings {
     pub max_body_bytes: u32,
     /// The most bytes of the bodies of all requests together.
     pub bodies_bytes: u32,
-    /// How long an engine may take to send the first token, whatever it sends before; without streaming, its answer begins once all tokens are
-    /// made.
+    /// How long an engine may take to send the first token, regardless of what it sends before; without streaming, its answer begins once
+    /// all tokens are made.
     pub answer_timeout: Duration,
     /// How long an engine may be silent after the first token.
     pub stall_timeout: Duration,

@@ -127,7 +127,7 @@ impl TargetRules {
         judged.clone().try_for_each(|ip| self.check_address(protocol, name, ip, port, is_own_address))
     }
 
-    /// Refuses whatever can be refused before `name` is resolved, so that hopeless requests cost no query.
+    /// Refuses the targets that can be refused before `name` is resolved, so that hopeless requests cost no query.
     ///
     /// # Errors
     /// The first rule that refuses every address that `name` could have.

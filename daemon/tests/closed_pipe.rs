@@ -1,4 +1,4 @@
-//! What `paced` does where nobody reads what it prints.
+//! Tests of `paced` with a standard output that no program reads.
 
 use std::{io, process::Command};
 

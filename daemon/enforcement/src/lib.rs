@@ -38,9 +38,9 @@ pub struct Enforcement {
 
 impl Enforcement {
     /// Starts the monitor, which sets up every device as configured, gives up this process's own rights, and puts the
-    /// loaded programs into `tables`. Whatever cannot be enforced is logged as a warning, and the daemon continues
-    /// without it; on a missing device, it is enforced as soon as the device appears. Call it before any other thread
-    /// exists. Returns `None` if the configuration names no device or no monitor starts.
+    /// loaded programs into `tables`. A part that cannot be enforced is logged as a warning, and the daemon continues without it; on a
+    /// missing device, it is enforced as soon as the device appears. Call it before any other thread exists. Returns `None` if the
+    /// configuration names no device or no monitor starts.
     #[must_use]
     pub fn start(config: &Kernel, tables: Arc<Tables>) -> Option<Self> {
         if config.devices.is_empty() {

@@ -144,7 +144,7 @@ fn calibrate(Calibrate { records, output }: &Calibrate, as_json: bool) -> Result
     let scenario::Calibrated { scenario, used, without_budget } =
         scenario::calibrate(&records.read()?, &records.alias)?;
     let text = format!(
-        "# Made by pacectl {} of {used} decisions about {}. Edit whatever will change; each rate is simulated separately.\n{}",
+        "# Made by pacectl {} of {used} decisions about {}. Edit the values that will change; each rate is simulated separately.\n{}",
         env!("CARGO_PKG_VERSION"),
         records.alias,
         scenario.to_toml()?

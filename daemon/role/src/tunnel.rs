@@ -1,4 +1,4 @@
-//! The HTTP side of one UDP tunnel, in either role: payloads in and out, in whichever form they have on the wire.
+//! The HTTP side of one UDP tunnel, in either role: payloads in and out, in either form on the wire.
 //!
 //! The relay joins it to a target's socket, the edge to a local one; probes and load generators use it directly.
 

@@ -207,7 +207,7 @@ impl<'a> Held<'a> {
         let index = index.context("No such device")?;
         let root = roots.get(&index).with_context(|| format!("{device} has no qdisc"))?;
         if self.has_set_fq(index) && !root.is_fq_of_paced() {
-            // Somebody replaced it: nothing is left to undo.
+            // Another program replaced it: nothing is left to undo.
             self.entries.fq.retain(|changed| changed.index != index);
             self.note();
         }
@@ -322,7 +322,7 @@ impl<'a> Held<'a> {
 }
 
 impl Drop for Held<'_> {
-    /// Devices may be gone by now; undoes whatever it still can.
+    /// Undoes as much as possible: devices may be gone by now.
     fn drop(&mut self) {
         self.restore();
     }
