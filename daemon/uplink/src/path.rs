@@ -19,7 +19,7 @@ use tokio::time::Instant;
 
 use super::{
     line::Line,
-    sizes::{self, Sizes, share},
+    sizes::{self, Sizes},
 };
 
 pub(crate) mod changes;
@@ -78,7 +78,7 @@ impl PathDemand {
         let policy = class.policy();
         let request = StreamProfile {
             bytes: sizes.expected(&policy.name),
-            weight: share(class, None),
+            weight: policy.weight.into(),
             precedence: sizes::precedence(class, None),
             is_urgent: policy.level == Level::High,
             // A tunnel is neither.
@@ -94,12 +94,12 @@ impl PathDemand {
     pub(crate) fn of_request(terms: &Terms, sizes: &Sizes, body_bytes: u64) -> Self {
         let Self { placement, request } = Self::of(&terms.class, sizes);
         let (bytes, signal) = (request.bytes.max(body_bytes), terms.signal.as_ref());
-        let (weight, precedence) = (share(&terms.class, signal), sizes::precedence(&terms.class, signal));
-        Self { placement, request: StreamProfile { bytes, weight, precedence, is_idempotent: true, ..request } }
+        let precedence = sizes::precedence(&terms.class, signal);
+        Self { placement, request: StreamProfile { bytes, precedence, is_idempotent: true, ..request } }
     }
 
-    /// Returns the request and the paths for a placement: levels, priorities and `i` count as far as the connections' discipline ranks by
-    /// them.
+    /// Returns the request and the paths for a placement: weights, levels, priorities and `i` count as far as the connections' discipline
+    /// goes by them.
     #[must_use]
     pub(crate) fn as_served(
         &self,
@@ -107,8 +107,12 @@ impl PathDemand {
         discipline: Discipline,
     ) -> (StreamProfile, Vec<path::CandidatePath>) {
         let mut request = self.request;
-        let placed = paths.iter_mut().flat_map(|path| &mut path.placed).map(|placed| &mut placed.precedence);
-        placed.chain([&mut request.precedence]).for_each(|it: &mut Precedence| *it = it.under(discipline));
+        let serve = |weight: &mut u32, precedence: &mut Precedence| {
+            *weight = sizes::share(*weight, *precedence, discipline);
+            *precedence = precedence.under(discipline);
+        };
+        paths.iter_mut().flat_map(|path| &mut path.placed).for_each(|it| serve(&mut it.weight, &mut it.precedence));
+        serve(&mut request.weight, &mut request.precedence);
         (request, paths)
     }
 }
@@ -116,7 +120,7 @@ impl PathDemand {
 /// What is known of one path, brought up to date by [`PathView::refresh`].
 #[derive(Debug, Default)]
 pub(crate) struct PathView {
-    /// What placements see.
+    /// What placements see, before [`PathDemand::as_served`] applies the discipline.
     pub(crate) path: path::CandidatePath,
     /// What went over it.
     pub(crate) estimate: Estimate,
@@ -231,9 +235,9 @@ mod tests {
             .clone()
     }
 
-    /// The weight of a request whose client asks for an urgency, if for any.
-    fn weight(class: &Arc<Class>, urgency: Option<u8>) -> u32 {
-        demand(class, urgency).request.weight
+    /// The share of a request under absolute priority whose client asks for an urgency, if for any.
+    fn share(class: &Arc<Class>, urgency: Option<u8>) -> u32 {
+        demand(class, urgency).as_served(Vec::new(), Discipline::Abs).0.weight
     }
 
     fn demand(class: &Arc<Class>, urgency: Option<u8>) -> PathDemand {
@@ -295,14 +299,43 @@ mod tests {
     }
 
     #[test]
-    fn a_request_has_the_weight_of_the_urgency_that_it_asks_for_within_its_class() {
+    fn by_priority_a_request_has_the_share_of_the_urgency_that_it_asks_for_within_its_class() {
         let class = class("placement = \"fstream\"\nweight = 3\n");
-        let weights: Vec<_> = (0..8).map(|urgency| weight(&class, Some(urgency))).collect();
+        let shares: Vec<_> = (0..8).map(|urgency| share(&class, Some(urgency))).collect();
         // Clients of this class may only lower its priority, which stands for u=3.
-        assert!(weights[..4].iter().all(|found| *found == weights[3]), "{weights:?}");
-        assert!(weights[3..].windows(2).all(|pair| pair[0] == 16 * pair[1]), "{weights:?}");
-        assert_eq!((weights[7], weight(&class, None)), (3, weights[3]));
-        assert_eq!(PathDemand::of(&class, &Sizes::default()).request.weight, weights[3], "a tunnel has its class's");
+        assert!(shares[..4].iter().all(|found| *found == shares[3]), "{shares:?}");
+        assert!(shares[3..].windows(2).all(|pair| pair[0] == 16 * pair[1]), "{shares:?}");
+        assert_eq!((shares[7], share(&class, None)), (1, shares[3]), "the weight means nothing");
+        let (tunnel, _) = PathDemand::of(&class, &Sizes::default()).as_served(Vec::new(), Discipline::Abs);
+        assert_eq!(tunnel.weight, shares[3], "a tunnel has its class's");
+    }
+
+    #[test]
+    fn a_placement_divides_a_path_as_its_discipline_does() {
+        // Background traffic of a larger weight fills the faster path. Does an urgent class join it?
+        let joins = |placement: &str, keys: &str, discipline| {
+            let ask = PathDemand::of(&class(&format!("placement = \"{placement}\"\n{keys}")), &Sizes::default());
+            let other = PathDemand::of(&class("priority = 31\nweight = 8\n"), &Sizes::default());
+            let path = |bytes_per_sec| CandidatePath {
+                smoothed_rtt_ns: 20_000_000,
+                bytes_per_sec,
+                ..CandidatePath::default()
+            };
+            let mut paths = vec![path(4_000_000), path(1_000_000)];
+            paths[0].placed = vec![other.request.part(10_000_000)];
+            let (request, paths) = ask.as_served(paths, discipline);
+            place(ask.placement, &request, &paths, 0).unwrap().path() == 0
+        };
+        for placement in ["paced", "fstream"] {
+            let urgent = |discipline| joins(placement, "priority = 255\n", discipline);
+            for discipline in [Discipline::Wfq, Discipline::Lottery, Discipline::Ml { low: Low::Wfq }] {
+                assert!(!urgent(discipline), "{placement}, {discipline:?}: it gets a ninth of the faster path");
+                assert!(joins(placement, "weight = 8\n", discipline), "{placement}, {discipline:?}: it gets half");
+            }
+            assert!(urgent(Discipline::Abs) && urgent(Discipline::Rr), "{placement}: it gets all, or half");
+            let high = |discipline| joins(placement, "level = \"high\"\n", discipline);
+            assert!(high(Discipline::Ml { low: Low::Wfq }) && !high(Discipline::Wfq), "{placement}");
+        }
     }
 
     #[test]
@@ -310,11 +343,12 @@ mod tests {
         let class = class("placement = \"fstream\"\npriorities = [0, 255]\n");
         let path =
             |bytes_per_sec| CandidatePath { smoothed_rtt_ns: 20_000_000, bytes_per_sec, ..CandidatePath::default() };
-        let mut paths = [path(2_000_000), path(1_000_000)];
-        paths[0].placed = vec![Placed::by_weight(10_000_000, share(&class, None)); 3];
+        let mut paths = vec![path(2_000_000), path(1_000_000)];
+        paths[0].placed = vec![demand(&class, None).request.part(10_000_000); 3];
         let chosen = |urgency| {
             let ask = demand(&class, Some(urgency));
-            place(ask.placement, &ask.request, &paths, 0).unwrap().path()
+            let (request, paths) = ask.as_served(paths.clone(), Discipline::Abs);
+            place(ask.placement, &request, &paths, 0).unwrap().path()
         };
         assert_eq!([1, 2, 3, 5].map(chosen), [0, 0, 1, 1], "three equals leave a quarter of the fast path");
     }
@@ -326,7 +360,7 @@ mod tests {
         let path =
             |bytes_per_sec| CandidatePath { smoothed_rtt_ns: 20_000_000, bytes_per_sec, ..CandidatePath::default() };
         let mut paths = vec![path(2_000_000), path(1_000_000)];
-        paths[0].placed = vec![Placed::by_weight(10_000_000, u32::MAX)];
+        paths[0].placed = vec![Placed::by_weight(10_000_000, 1); 3];
         let chosen = |discipline| {
             let (request, paths) = ask.as_served(paths.clone(), discipline);
             place(ask.placement, &request, &paths, 0).unwrap().path()

@@ -5,7 +5,10 @@ use std::{collections::HashMap, time::Duration};
 use masque::priority::{LEAST_URGENT, Priority, urgency_of};
 use parking_lot::Mutex;
 use quic::class::Class;
-use sched::path::{Placed, precedence::Precedence};
+use sched::{
+    path::{Placed, precedence::Precedence},
+    stream::{Discipline, Level, Low},
+};
 
 /// How many bytes a tunnel or request is expected to carry until the first one of its class has ended: about a page.
 pub(crate) const FIRST_BYTES: u64 = 64 * 1024;
@@ -39,18 +42,27 @@ impl Sizes {
 }
 
 /// The ratio between the shares of a path that placements expect for an urgency and for the next lower one. Senders that go by
-/// urgency leave next to nothing to lower urgencies. At this ratio, the share of the highest of eight urgencies
-/// fits in 32 bits with weights of up to 15.
+/// urgency leave next to nothing to lower urgencies. At this ratio, the share of the highest of eight urgencies fits in 32 bits.
 const URGENCY_STEP: u32 = 16;
 
-/// Returns the share of its path that placements expect traffic of a class to get, relative to other traffic: the weight of the class,
-/// times a step for each urgency above the least (RFC 9218 §4.1). The urgency comes from the `signal`, within the bounds of the
-/// class, or else from the class itself.
+/// Returns the share of its path that placements expect traffic to get, relative to other traffic there, by what `discipline` goes by:
+/// `weight` is that of its class, and `precedence` its place [before](precedence) the discipline was applied.
+///
+/// Under absolute priority, each urgency above the least (RFC 9218 §4.1) is one step, and the high level of two counts as the highest
+/// urgency. Only FStream's equations compare such shares; other estimates know the order, in which nothing is shared between urgencies
+/// or levels.
 #[must_use]
-pub(crate) fn share(class: &Class, signal: Option<&Priority>) -> u32 {
-    let urgency = urgency_of(class.service(signal, 0).priority);
-    let steps = u32::from(LEAST_URGENT.saturating_sub(urgency));
-    u32::from(class.policy().weight).saturating_mul(URGENCY_STEP.saturating_pow(steps))
+pub(crate) fn share(weight: u32, precedence: Precedence, discipline: Discipline) -> u32 {
+    match (discipline, precedence.level) {
+        (Discipline::Wfq | Discipline::Lottery, _) | (Discipline::Ml { low: Low::Wfq }, Level::Low) => weight,
+        (Discipline::Abs, _) => share_of_urgency(urgency_of(precedence.priority)),
+        (Discipline::Ml { .. }, Level::High) => share_of_urgency(0),
+        (Discipline::Rr | Discipline::Fcfs | Discipline::Edf { .. } | Discipline::Ml { .. }, _) => 1,
+    }
+}
+
+fn share_of_urgency(urgency: u8) -> u32 {
+    URGENCY_STEP.saturating_pow(LEAST_URGENT.saturating_sub(urgency).into())
 }
 
 /// Returns where traffic of a class stands in the order of its path, before [`Precedence::under`] applies the discipline. A `priority`
@@ -78,23 +90,36 @@ pub(crate) fn left(
 
 #[cfg(test)]
 mod tests {
-    use config::policy::Policy;
-    use quic::class::PolicyRole;
-    use role::classes::Classes;
+    use masque::priority::of_urgency;
+    use sched::stream::Expiry;
 
     use super::*;
 
     #[test]
-    fn the_highest_urgency_and_the_largest_weight_have_the_largest_share() {
-        let share = |weight: u16, urgency: u8| {
-            let text = format!("[class.models]\nweight = {weight}\npriorities = [0, 255]\n");
-            let policy = Policy::from_toml(&text).unwrap();
-            let classes = Classes::new(policy, PolicyRole::Edge, &Default::default(), |_| Default::default());
-            let class = classes.get("models").unwrap();
-            share(class, Some(&Priority { urgency: Some(urgency), ..Priority::default() }))
+    fn a_share_follows_what_the_discipline_goes_by() {
+        // By a weight of five, by the highest urgency, and by the high level.
+        let shares = |discipline| {
+            let share = |weight, urgency, level| {
+                let precedence = Precedence { level, priority: of_urgency(urgency), is_incremental: false };
+                share(weight, precedence, discipline)
+            };
+            [share(1, 7, Level::Low), share(5, 7, Level::Low), share(1, 0, Level::Low), share(1, 7, Level::High)]
         };
-        assert_eq!([share(1, 7), share(5, 7), share(1, 0), share(5, 0)], [1, 5, 1 << 28, 5 << 28]);
-        assert_eq!(share(u16::MAX, 0), u32::MAX, "no share is larger");
+        let expiry = Expiry::Soft;
+        for (discipline, expected) in [
+            (Discipline::Wfq, [1, 5, 1, 1]),
+            (Discipline::Lottery, [1, 5, 1, 1]),
+            (Discipline::Abs, [1, 1, 1 << 28, 1]),
+            (Discipline::Ml { low: Low::Wfq }, [1, 5, 1, 1 << 28]),
+            (Discipline::Ml { low: Low::Rr }, [1, 1, 1, 1 << 28]),
+            (Discipline::Ml { low: Low::Fcfs }, [1, 1, 1, 1 << 28]),
+            (Discipline::Ml { low: Low::Edf }, [1, 1, 1, 1 << 28]),
+            (Discipline::Rr, [1; 4]),
+            (Discipline::Fcfs, [1; 4]),
+            (Discipline::Edf { expiry }, [1; 4]),
+        ] {
+            assert_eq!(shares(discipline), expected, "{discipline:?}");
+        }
     }
 
     #[test]

@@ -36,10 +36,10 @@ pub fn better(placement: Placement, request: &StreamProfile, paths: &[CandidateP
     (best != present && time(to) + LEAST_GAIN_NS.max(LEAST_SHARE * now) < now).then_some(best)
 }
 
-/// Removes the stream itself from its path, if a stream of the same kind is there.
+/// Removes the stream itself from its path: of the streams of its kind there, the one whose size is nearest to its own.
 fn leave(path: &mut CandidatePath, request: &StreamProfile) {
-    let is_alike = |it: &super::Placed| (it.weight, it.precedence) == (request.weight, request.precedence);
-    if let Some(own) = path.placed.iter().position(is_alike) {
+    let alike = path.placed.iter().enumerate().filter(|(_, it)| **it == request.part(it.bytes));
+    if let Some((own, _)) = alike.min_by_key(|(_, it)| it.bytes.abs_diff(request.bytes)) {
         path.placed.swap_remove(own);
     }
 }
@@ -104,6 +104,17 @@ mod tests {
         assert_eq!(moves(LowestRtt, &both), Some(0), "no path has room");
         let leaving = [path(60, 0, 0), path(20, 0, 20)];
         assert_eq!([LowestRtt, SaEcf, Paced].map(|placement| moves(placement, &leaving)), [None, Some(0), Some(0)]);
+    }
+
+    #[test]
+    fn a_stream_that_leaves_takes_its_own_bytes_with_it() {
+        let mut present = path(20, 200, 0);
+        present.placed = [1_000_000, 90_000, 5_000].map(|bytes| Placed::by_weight(bytes, 1)).into();
+        leave(&mut present, &REQUEST);
+        assert_eq!(present.placed.iter().map(|it| it.bytes).sum::<u64>(), 1_005_000);
+        let other = StreamProfile { weight: 2, ..REQUEST };
+        leave(&mut present, &other);
+        assert_eq!(present.placed.len(), 2, "none of them is of its kind");
     }
 
     #[test]

@@ -40,7 +40,7 @@ pub struct Link {
 pub(super) struct Carried {
     pub(super) traffic: Arc<Traffic>,
     class: String,
-    /// Its expected share of the path, and its place in the path's order.
+    /// The weight of its class, and its place in the path's order.
     pub(super) share: (u32, Precedence),
     pub(super) expected: u64,
     /// How much it had moved at the last look.
@@ -87,7 +87,7 @@ impl Link {
     /// Notes the traffic that it carries, the traffic's class, and the priority `signal` of the request. Placements count the bytes that
     /// the traffic will probably still carry. Its final size improves the estimate for the next tunnel or request of the class.
     pub fn carries_traffic(&self, traffic: Arc<Traffic>, class: &Class, signal: Option<&Priority>) {
-        let share = (sizes::share(class, signal), sizes::precedence(class, signal));
+        let share = (class.policy().weight.into(), sizes::precedence(class, signal));
         let class = class.policy().name.clone();
         let expected = self.line.sizes.expected(&class);
         self.line.carried.lock().insert(self.number, Carried { traffic, class, share, expected, moved: 0 });
