@@ -29,7 +29,7 @@ use tokio::{
     time::{Instant, error::Elapsed, interval, timeout},
 };
 use tracing::{debug, info, warn};
-use uplink::{CONNECTIONS, Line, Link, NoDatagrams, OpenTunnel, Uplink};
+use uplink::{CONNECTIONS, Link, LinkId, NoDatagrams, OpenTunnel, Uplink};
 
 use super::{
     LocalAddressCounters,
@@ -266,7 +266,7 @@ impl RelayAccess {
     }
 
     /// Like [`RelayAccess::open`], for a UDP tunnel in the form that `mode` says. A later tunnel with the same `secret` may continue it, which
-    /// then leaves the connection `left`. The caller counts the tunnel as opened, unless it replaces another one.
+    /// then leaves the place `left`. The caller counts the tunnel as opened, unless it replaces another one.
     ///
     /// # Errors
     /// See [`NoConnection`].
@@ -275,7 +275,7 @@ impl RelayAccess {
         client: &LocalClient,
         target: &Target,
         mode: TunnelMode,
-        (secret, left): (Option<TunnelSecret>, Option<&Line>),
+        (secret, left): (Option<TunnelSecret>, Option<&LinkId>),
     ) -> Result<OpenedUdp, NoConnection> {
         let mut tries = Tries::default();
         let opening = async {
@@ -344,11 +344,11 @@ impl RelayAccess {
         self.entrance.record_refusal(client, None, RefusedRequest { status: None, error: None, reason });
     }
 
-    /// Waits for a place on a connection to the relay, for a tunnel that may leave the connection `left`.
+    /// Waits for a place on a connection to the relay, for a tunnel that may leave the place `left`.
     ///
     /// # Errors
     /// There is no connection.
-    async fn place(&self, left: Option<&Line>) -> Result<(Link, Arc<Class>), NoConnection> {
+    async fn place(&self, left: Option<&LinkId>) -> Result<(Link, Arc<Class>), NoConnection> {
         self.note_wait();
         let class = self.membership.get();
         let link = self.uplink.link_for(&class, left).await.map_err(NoConnection::NoLink)?;

@@ -382,7 +382,7 @@ impl Shared {
         debug!(sender = %source.address, target = %self.target, next_hop = ?opened.next_hop, "tunnel opened");
         self.counters.tunnels_opened.inc();
         opened.tunnel.set_terms(&class.terms(None));
-        let (since, mut line) = (Instant::now(), link.line().clone());
+        let (since, mut place) = (Instant::now(), link.id());
         let target = (Protocol::Udp, &self.target);
         let client = LocalClient::from(source.address);
         let enter = |link: &Link, opened: &Opened| {
@@ -400,7 +400,7 @@ impl Shared {
                 let replacing = async {
                     tokio::select! {
                         () = entry.closed() => Ok(None),
-                        next = self.replace(&line, secret) => Ok(Some(next)),
+                        next = self.replace(&place, secret) => Ok(Some(next)),
                     }
                 };
                 either(carrying, replacing).await
@@ -415,14 +415,15 @@ impl Shared {
             };
             opened.tunnel.set_terms(&class.terms(None));
             let next = enter(&link, &opened);
-            self.uplink.note_move(&line, link.line(), is_return);
-            debug!(sender = %source.address, target = %self.target, from = line.id, to = link.connection(), "tunnel moved");
-            line = link.line().clone();
+            let from = std::mem::replace(&mut place, link.id());
+            self.uplink.note_move(from.line(), link.line(), is_return);
+            let (from, to) = (from.line().id, link.connection());
+            debug!(sender = %source.address, target = %self.target, from, to, "tunnel moved");
             let listed = next.tunnel();
             source.change(opened.tunnel, link, (class, listed), std::mem::replace(&mut entry, next));
         };
         entry.note_end(end.word());
-        if since.elapsed() < self.first_wait && line.is_usable() {
+        if since.elapsed() < self.first_wait && place.line().is_usable() {
             return End::AtOnce(Box::new(end));
         }
         self.backoff.lock().succeeded();

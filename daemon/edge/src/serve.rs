@@ -375,6 +375,10 @@ impl GatewayAccess for ToGateways {
         }
         let CountedRequest { place, model, .. } = asked.counted;
         let Some(head) = answer else { return self.failed(place) };
+        let length = head.field("content-length").and_then(|value| std::str::from_utf8(value).ok()?.parse().ok());
+        if let Some(length) = length {
+            asked.link.ends_after(length);
+        }
         let said = (head.status, serving::load_permille(head));
         if let Some(gateway) = self.health.lock().get_mut(place) {
             gateway.answered(model, said, Instant::now());
@@ -384,12 +388,23 @@ impl GatewayAccess for ToGateways {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use futures::FutureExt as _;
+    use masque::h3::Field;
     use quic::class::Class;
     use serving::entrance::GatewayAccess as _;
+    use test_relay::{Does, TestRelay};
+    use uplink::UplinkResources;
 
     use super::*;
-    use crate::tests::unreached;
+    use crate::tests::{access_to, start, unreached};
+
+    /// The head of a request.
+    fn head() -> RequestHead {
+        let (scheme, authority, path, protocol) = (Some("https".into()), None, Some("/v1/models".into()), None);
+        RequestHead { method: "GET".into(), scheme, authority, path, protocol, fields: Vec::new() }
+    }
 
     #[test]
     fn bytes_of_requests_and_answers_count_at_their_local_address() {
@@ -401,15 +416,39 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn an_answer_counts_at_its_path_with_the_length_that_its_head_names() {
+        let relay = TestRelay::start(Does::SayNothing, true);
+        let access = access_to(relay.endpoint(), UplinkResources::default());
+        let (uplink, health) = (access.uplink.clone(), Arc::new(Mutex::new(vec![GatewayHealth::default()])));
+        let running = start(&uplink);
+        let gateways = ToGateways { moved: Arc::default(), accesses: vec![access], health };
+        let link = uplink.link().await.unwrap();
+        let line = link.line().clone();
+        let left = || line.placed(Duration::from_secs(1)).iter().map(|placed| placed.bytes).collect::<Vec<_>>();
+        let terms = Arc::<Class>::default().terms(None);
+        let (_request, place) = gateways.send(link, &terms, gateways.count(0, 0), head()).await.unwrap();
+        place.traffic.add_up(100, 0);
+        let usual = left();
+        let answer = |length: &str| {
+            let fields = vec![Field::new("content-length", length.to_owned())];
+            gateways.answered(&place, Some(&ResponseHead { status: 200, fields }));
+            left()
+        };
+        assert_eq!(answer("many"), usual, "its class's");
+        assert_eq!(answer("9000000"), [9_000_000]);
+        place.traffic.add_down(8_000_000, 0);
+        assert_eq!((left(), left()), (vec![8_000_000], vec![1_000_000]), "a second later, its rate is zero");
+        running.abort();
+    }
+
+    #[tokio::test]
     async fn a_client_that_leaves_before_its_request_is_sent_costs_the_gateway_nothing() {
         let health = Arc::new(Mutex::new(vec![GatewayHealth::default(); 2]));
         let gateways = ToGateways { moved: Arc::default(), accesses: vec![unreached(), unreached()], health };
         let terms = Arc::<Class>::default().terms(None);
         for _ in 0..3 {
-            let (scheme, authority, path, protocol) = (None, None, None, None);
-            let head = RequestHead { method: "GET".into(), scheme, authority, path, protocol, fields: Vec::new() };
             let mut tried = Vec::new();
-            assert!(gateways.ask(head, &terms, 0, 0, &mut tried).now_or_never().is_none());
+            assert!(gateways.ask(head(), &terms, 0, 0, &mut tried).now_or_never().is_none());
             assert_eq!(tried, [0], "both are as good, so it is the first");
         }
     }

@@ -69,7 +69,7 @@ mod tests;
 mod work;
 
 pub use counters::ConnectionCounters;
-pub use line::{Line, Link, MovableTunnel, NoDatagrams};
+pub use line::{Line, Link, LinkId, MovableTunnel, NoDatagrams};
 use moves::HostNetwork;
 pub use operator::{Destination, NotMoved, PreparedMove};
 use path::{LOOK, PathView};

@@ -25,12 +25,12 @@ use tokio::{
     time::Instant,
 };
 
-pub use self::link::{Link, NoDatagrams};
+pub use self::link::{Link, LinkId, NoDatagrams};
 use self::{link::Carried, recall::Recall};
 use super::{
     moves::{MoveVerdict, Paths},
     places::TunnelPlaces,
-    sizes::{self, Sizes},
+    sizes::Sizes,
 };
 
 mod link;
@@ -368,13 +368,7 @@ impl Line {
     #[must_use]
     pub fn placed(&self, since: Duration) -> Vec<Placed> {
         let mut carried = self.carried.lock();
-        let left = carried.values_mut().filter_map(|it| {
-            let (up, down) = it.traffic.bytes();
-            let moved = up + down;
-            let lately = moved - std::mem::replace(&mut it.moved, moved);
-            sizes::left(it.expected, moved, lately, since, it.share)
-        });
-        left.collect()
+        carried.values_mut().filter_map(|carried| carried.placed(since)).collect()
     }
 
     /// Returns how many packets have arrived.

@@ -19,7 +19,7 @@ use tokio::time::Instant;
 
 use super::{
     line::Line,
-    sizes::{self, Sizes},
+    sizes::{self, Sizes, TunnelLoad},
 };
 
 pub(crate) mod changes;
@@ -86,6 +86,14 @@ impl PathDemand {
             is_divisible: false,
         };
         Self { placement: policy.placement, request }
+    }
+
+    /// Like [`of`](Self::of), for an open tunnel, if its load is known.
+    #[must_use]
+    pub(crate) fn of_open(class: &Class, sizes: &Sizes, load: Option<TunnelLoad>) -> Self {
+        let Self { placement, request } = Self::of(class, sizes);
+        let bytes = load.map_or(request.bytes, |load| load.left());
+        Self { placement, request: StreamProfile { bytes, ..request } }
     }
 
     /// Returns the demand of a request for a model with these terms and this size of its body. It may be sent twice, because an answer

@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout};
 
 use super::{Uplink, state::State};
 use crate::{
-    line::{Line, Link},
+    line::{Line, Link, LinkId},
     path::{PathDemand, PathView},
 };
 
@@ -24,8 +24,8 @@ const RETURN: Duration = Duration::from_secs(2);
 
 /// A UDP tunnel that is open, and may be opened again on a better path.
 pub struct OpenTunnel<'a> {
-    /// Its connection.
-    pub line: &'a Line,
+    /// Its place.
+    pub place: &'a LinkId,
     /// Its class.
     pub membership: &'a Membership,
     /// Its target, and the form that the configuration allows.
@@ -45,14 +45,15 @@ impl Uplink {
     }
 
     /// Like [`link`](Self::link), for a tunnel or request of a class, on the path that its placement chooses. A tunnel that leaves the
-    /// connection `left` stays at its relay if another connection to that has room: only if there are several, its placement chooses among
-    /// their paths. At another relay, the target would see another source address.
+    /// place `left` stays at its relay if another connection to that has room: only if there are several, its placement chooses among
+    /// their paths, by what this tunnel still has to carry. At another relay, the target would see another source address.
     ///
     /// # Errors
     /// As [`link`](Self::link).
-    pub async fn link_for(&self, class: &Class, left: Option<&Line>) -> Result<Link, Arc<ConnectError>> {
-        let ask = self.has_several_paths().then(|| PathDemand::of(class, &self.sizes));
-        self.link_of(ask, left).await
+    pub async fn link_for(&self, class: &Class, left: Option<&LinkId>) -> Result<Link, Arc<ConnectError>> {
+        let load = left.and_then(LinkId::load);
+        let ask = self.has_several_paths().then(|| PathDemand::of_open(class, &self.sizes, load));
+        Ok(self.link_of(ask, left.map(|left| &**left.line())).await?.after(load))
     }
 
     /// Like [`link`](Self::link), for a request for a model with these terms and this size of its body. If the request needs a copy and
@@ -81,9 +82,9 @@ impl Uplink {
     ) -> (Link, Opened, Arc<Class>) {
         let (target, mode) = tunnel.target;
         loop {
-            tunnel.line.recalled().await;
+            tunnel.place.line().recalled().await;
             let class = tunnel.membership.get();
-            let Some(link) = self.find_better(tunnel.line, &class) else { continue };
+            let Some(link) = self.find_better(tunnel.place, &class) else { continue };
             let signal = signal(&class);
             let opened = tokio::select! {
                 opened = timeout(RETURN, link.relay.open_udp_with(target, signal.as_ref(), tunnel.secret)) => opened,
@@ -97,15 +98,16 @@ impl Uplink {
         }
     }
 
-    /// Takes a place for a tunnel of a class on a better path to the same relay than that of its connection, if there is one. At another
+    /// Takes a place for a tunnel of a class on a better path to the same relay than that of its present place, if there is one. At another
     /// relay, the target would see another source address. The path that an operator has chosen is better than all others.
-    fn find_better(&self, line: &Line, class: &Class) -> Option<Link> {
+    fn find_better(&self, present: &LinkId, class: &Class) -> Option<Link> {
+        let (line, load) = (present.line(), present.load());
         let (state, relay) = (self.state.borrow(), &line.way().relay);
         let chosen = state.chosen();
         if !line.is_usable() || chosen.has_path_of(line) {
             return None;
         }
-        let ask = PathDemand::of(class, &self.sizes);
+        let ask = PathDemand::of_open(class, &self.sizes, load);
         let lines = state.in_order(Instant::now());
         let is_candidate =
             |other: &&Arc<Line>| other.path_place != line.path_place && other.has_room() && other.leads_to(relay);
@@ -118,7 +120,7 @@ impl Uplink {
         if let Some(view) = views.get_mut(place) {
             view.path.placed.push(ask.request.part(ask.request.bytes));
         }
-        others.into_iter().filter(|other| other.path_place == place).find_map(Line::link)
+        others.into_iter().filter(|other| other.path_place == place).find_map(Line::link).map(|link| link.after(load))
     }
 
     /// Returns the index of a path of `others` that is estimated to be better than that at index `present`, if one is.

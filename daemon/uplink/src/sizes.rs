@@ -6,7 +6,7 @@ use masque::priority::{LEAST_URGENT, Priority, urgency_of};
 use parking_lot::Mutex;
 use quic::class::Class;
 use sched::{
-    path::{Placed, precedence::Precedence},
+    path::precedence::Precedence,
     stream::{Discipline, Level, Low},
 };
 
@@ -73,19 +73,57 @@ pub(crate) fn precedence(class: &Class, signal: Option<&Priority>) -> Precedence
     Precedence { level: service.level, priority: service.priority, is_incremental: service.incremental }
 }
 
-/// Returns how much a tunnel will probably still carry: the rest of its class's usual amount, but at least its amount in a second; `None`
-/// if that is zero.
-#[must_use]
-pub(crate) fn left(
-    expected: u64,
+/// How much a tunnel or request has carried, over all connections that it was on, and how much is still expected of it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct TunnelLoad {
+    /// How many bytes it has carried.
     moved: u64,
-    moved_lately: u64,
-    lately: Duration,
-    (weight, precedence): (u32, Precedence),
-) -> Option<Placed> {
-    let per_sec = (moved_lately as f64 / lately.as_secs_f64().max(0.001)) as u64;
-    let bytes = expected.saturating_sub(moved).max(per_sec);
-    (bytes > 0).then_some(Placed { bytes, weight, precedence })
+    /// How many bytes it is expected to carry in all.
+    expected: u64,
+    /// How many bytes it carries in a second, averaged over [`RATE_TIME`]: single looks see bursts and pauses.
+    per_sec: f64,
+}
+
+/// The time over which the rate of a tunnel is averaged: the rate also counts when its path has just fallen silent.
+const RATE_TIME: Duration = Duration::from_secs(1);
+
+impl TunnelLoad {
+    /// Returns the load of a tunnel that has carried nothing yet.
+    #[must_use]
+    pub(crate) const fn new(expected: u64) -> Self {
+        Self { moved: 0, expected, per_sec: 0.0 }
+    }
+
+    /// Notes how many bytes it has carried by now; the rate was last looked at `since` ago.
+    pub(crate) fn look(&mut self, moved: u64, since: Duration) {
+        let since = since.as_secs_f64().max(0.001);
+        let lately = moved.saturating_sub(self.moved) as f64 / since;
+        self.per_sec += (lately - self.per_sec) * (since / RATE_TIME.as_secs_f64()).min(1.0);
+        self.moved = moved;
+    }
+
+    /// Returns it as of now, when it has carried `moved` bytes.
+    #[must_use]
+    pub(crate) const fn at(self, moved: u64) -> Self {
+        Self { moved, ..self }
+    }
+
+    /// Notes that it has carried `moved` bytes by now, and will carry as many more as `rest` says.
+    pub(crate) const fn end_after(&mut self, moved: u64, rest: u64) {
+        self.expected = moved.saturating_add(rest);
+    }
+
+    /// Returns how many bytes it had carried then.
+    #[must_use]
+    pub(crate) const fn moved(&self) -> u64 {
+        self.moved
+    }
+
+    /// Returns how many bytes it will probably still carry: the rest of what is expected, but at least what it carries in a second.
+    #[must_use]
+    pub(crate) fn left(&self) -> u64 {
+        self.expected.saturating_sub(self.moved).max(self.per_sec as u64)
+    }
 }
 
 #[cfg(test)]
@@ -137,10 +175,32 @@ mod tests {
 
     #[test]
     fn a_tunnel_has_left_what_its_class_usually_carries_or_its_rate() {
-        let precedence = Precedence { priority: 9, ..Precedence::SHARED };
-        let left = |expected, moved, lately| left(expected, moved, lately, Duration::from_millis(50), (3, precedence));
-        assert_eq!(left(1_000, 400, 0), Some(Placed { bytes: 600, weight: 3, precedence }));
-        assert_eq!(left(1_000, 5_000, 100), Some(Placed { bytes: 2_000, weight: 3, precedence }));
-        assert_eq!(left(1_000, 5_000, 0), None, "it is silent");
+        let mut load = TunnelLoad::new(1_000);
+        let mut looks = |looks, bytes| {
+            for _ in 0..looks {
+                load.look(load.moved() + bytes, Duration::from_millis(50));
+            }
+            load.left()
+        };
+        assert_eq!(looks(4, 10), 960, "its rate is lower");
+        let rate = looks(100, 100);
+        assert!((1_900..=2_000).contains(&rate), "{rate}: 2,000 bytes a second");
+        let silent = looks(4, 0);
+        assert!((1_500..rate).contains(&silent), "{silent}: its path has just fallen silent");
+        assert_eq!(looks(400, 0), 0, "it carries nothing any more");
+        let mut slow = TunnelLoad::new(0);
+        slow.look(500, Duration::from_secs(5));
+        assert_eq!(slow.left(), 100, "a look after a long time");
+    }
+
+    #[test]
+    fn a_request_whose_answer_has_a_known_length_has_that_left() {
+        let mut load = TunnelLoad::new(1_000);
+        load.look(300, Duration::from_millis(50));
+        load.end_after(400, 1 << 20);
+        load.look(400, Duration::from_millis(50));
+        assert_eq!(load.left(), 1 << 20);
+        load.end_after(400, u64::MAX);
+        assert_eq!(load.left(), u64::MAX - 400);
     }
 }

@@ -36,8 +36,12 @@ pub fn better(placement: Placement, request: &StreamProfile, paths: &[CandidateP
     (best != present && time(to) + LEAST_GAIN_NS.max(LEAST_SHARE * now) < now).then_some(best)
 }
 
-/// Removes the stream itself from its path: of the streams of its kind there, the one whose size is nearest to its own.
+/// Removes the stream itself from its path: of the streams of its kind there, the one whose size is nearest to its own. A stream that has
+/// nothing to send is not there.
 fn leave(path: &mut CandidatePath, request: &StreamProfile) {
+    if request.bytes == 0 {
+        return;
+    }
     let alike = path.placed.iter().enumerate().filter(|(_, it)| **it == request.part(it.bytes));
     if let Some((own, _)) = alike.min_by_key(|(_, it)| it.bytes.abs_diff(request.bytes)) {
         path.placed.swap_remove(own);
@@ -114,7 +118,8 @@ mod tests {
         assert_eq!(present.placed.iter().map(|it| it.bytes).sum::<u64>(), 1_005_000);
         let other = StreamProfile { weight: 2, ..REQUEST };
         leave(&mut present, &other);
-        assert_eq!(present.placed.len(), 2, "none of them is of its kind");
+        leave(&mut present, &StreamProfile { bytes: 0, ..REQUEST });
+        assert_eq!(present.placed.len(), 2, "none of them is of its kind, or has nothing to send");
     }
 
     #[test]

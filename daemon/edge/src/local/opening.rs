@@ -10,7 +10,7 @@ use quic::{class::Class, h3::Reserved};
 use relay_client::{Opened, TunnelSecret, backoff::random, endpoint::ANSWER_TIMEOUT};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info};
-use uplink::{CONNECTIONS, Line, Link, OpenTunnel};
+use uplink::{CONNECTIONS, Link, LinkId, OpenTunnel};
 
 use super::{End, Shared};
 use crate::connect::NoConnection;
@@ -34,9 +34,9 @@ pub(super) struct Replacement {
 }
 
 impl Shared {
-    /// Finds a place on a connection, and a stream there, for a tunnel that may leave the connection `left`. If there
-    /// is none, another sender must leave.
-    async fn place(&self, class: &Class, left: Option<&Line>) -> Result<(Link, Reserved), NoConnection> {
+    /// Finds a place on a connection, and a stream there, for a tunnel that may leave the place `left`. If there is none,
+    /// another sender must leave.
+    async fn place(&self, class: &Class, left: Option<&LinkId>) -> Result<(Link, Reserved), NoConnection> {
         let mut waited = false;
         loop {
             if self.uplink.is_full() {
@@ -63,11 +63,11 @@ impl Shared {
     }
 
     /// Asks the relay for a tunnel of the class, in a form that the configuration allows. With the same `secret`, a
-    /// later tunnel at the same relay continues the earlier one, whose connection `left` it leaves.
+    /// later tunnel at the same relay continues the earlier one, whose place `left` it leaves.
     pub(super) async fn open(
         &self,
         class: &Class,
-        (secret, left): (Option<TunnelSecret>, Option<&Line>),
+        (secret, left): (Option<TunnelSecret>, Option<&LinkId>),
     ) -> Result<(Link, Opened), NoConnection> {
         let (signal, mut limits) = (self.signal(class), 0);
         while limits < LIMIT_TRIES {
@@ -114,14 +114,14 @@ impl Shared {
         NoConnection::Crowded
     }
 
-    /// Waits until the tunnel on a connection has to move, or finds a better path, and opens the tunnel that replaces it.
-    pub(super) async fn replace(&self, line: &Arc<Line>, secret: Option<TunnelSecret>) -> Replacement {
-        let tunnel = OpenTunnel { line, membership: &self.membership, target: (&self.target, self.mode), secret };
-        let _moves = line.hold_movable();
+    /// Waits until the tunnel in a place has to move, or finds a better path, and opens the tunnel that replaces it.
+    pub(super) async fn replace(&self, place: &LinkId, secret: Option<TunnelSecret>) -> Replacement {
+        let tunnel = OpenTunnel { place, membership: &self.membership, target: (&self.target, self.mode), secret };
+        let _moves = place.line().hold_movable();
         tokio::select! {
-            () = line.left() => {
+            () = place.line().left() => {
                 let class = self.membership.get();
-                let (link, opened) = self.reopen(line, &class, secret).await;
+                let (link, opened) = self.reopen(place, &class, secret).await;
                 Replacement { link, opened, class, is_return: false }
             }
             (link, opened, class) = self.uplink.better_tunnel(&tunnel, |class| self.signal(class)) => {
@@ -132,10 +132,10 @@ impl Shared {
 
     /// Opens the tunnel that replaces one whose connection is being left, as soon as a connection has a place for it. After a refusal, all
     /// tunnels of the address wait.
-    pub(super) async fn reopen(&self, line: &Arc<Line>, class: &Class, secret: Option<TunnelSecret>) -> (Link, Opened) {
+    pub(super) async fn reopen(&self, left: &LinkId, class: &Class, secret: Option<TunnelSecret>) -> (Link, Opened) {
         loop {
             let mut pause = self.first_wait;
-            match self.open(class, (secret, Some(line))).await {
+            match self.open(class, (secret, Some(left))).await {
                 // Also on the old connection, if that is in use again: the relay sends to the newest tunnel.
                 Ok(opened) => return opened,
                 Err(error) => {
@@ -148,7 +148,7 @@ impl Shared {
             }
             sleep(pause).await;
             // Otherwise no tunnel has to move.
-            line.left().await;
+            left.line().left().await;
         }
     }
 

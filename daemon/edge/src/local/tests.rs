@@ -146,13 +146,13 @@ async fn a_relay_that_cannot_be_reached_is_not_called_crowded() {
 async fn a_tunnel_whose_connection_came_back_is_opened_again_on_it_and_only_once() {
     let relay = TestRelay::start(Does::Echo, true);
     let (uplink, running) = uplink_to(&relay);
-    let line = uplink.link().await.unwrap().line().clone();
+    let left = uplink.link().await.unwrap().id();
     let shared = local(uplink, &Arc::default(), (Duration::from_millis(10), PATIENCE)).shared.clone();
     // The connection came back before the tunnel was asked for.
     let class = shared.membership.get();
-    let moving = shared.reopen(&line, &class, None);
+    let moving = shared.reopen(&left, &class, None);
     let (link, _opened) = timeout(PATIENCE, moving).await.expect("it moves");
-    assert!(Arc::ptr_eq(link.line(), &line));
+    assert!(Arc::ptr_eq(link.line(), left.line()));
     assert_eq!((relay.requests(), relay.open()), (1, 1));
     running.abort();
 }
@@ -178,12 +178,12 @@ async fn only_a_sender_on_a_connection_that_takes_tunnels_has_a_place_for_anothe
 async fn tunnels_that_cannot_move_ask_again_together_and_no_faster_than_the_back_off() {
     let relay = TestRelay::start(Does::Refuse, true);
     let (uplink, running) = uplink_to(&relay);
-    let line = uplink.link().await.unwrap().line().clone();
-    line.leave();
+    let left = uplink.link().await.unwrap().id();
+    left.line().leave();
     let counters = Arc::<LocalAddressCounters>::default();
     let shared = local(uplink, &counters, (Duration::from_millis(10), PATIENCE)).shared.clone();
     let (begun, class) = (Instant::now(), shared.membership.get());
-    let moving = join_all((0..3).map(|_| shared.reopen(&line, &class, None)));
+    let moving = join_all((0..3).map(|_| shared.reopen(&left, &class, None)));
     tokio::select! {
         _ = moving => panic!("the relay refuses"),
         () = eventually(|| relay.requests() > 12) => {}

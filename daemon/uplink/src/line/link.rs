@@ -1,6 +1,9 @@
 //! The places for tunnels on a connection.
 
-use std::sync::{Arc, atomic::Ordering::Relaxed};
+use std::{
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
 
 use config::forward::TunnelMode;
 use masque::{priority::Priority, tunnel::Form};
@@ -12,12 +15,12 @@ use relay_client::{
     form::{self, USABLE_PAYLOAD_BYTES},
 };
 use role::traffic::Traffic;
-use sched::path::precedence::Precedence;
+use sched::path::{Placed, precedence::Precedence};
 use tokio::time::Instant;
 use tracing::info;
 
 use super::Line;
-use crate::sizes;
+use crate::sizes::{self, TunnelLoad};
 
 /// The relay does not allow datagrams, and the configuration allows only them.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
@@ -34,17 +37,61 @@ pub struct Link {
     chosen: Form,
     /// Whether it is for a request for a model.
     is_request: bool,
+    /// The load of the tunnel when it left another place for this one.
+    before: Option<TunnelLoad>,
+}
+
+/// Names a place on a connection, and does not hold it.
+#[derive(Clone)]
+pub struct LinkId {
+    line: Arc<Line>,
+    number: u64,
+}
+
+impl LinkId {
+    /// Returns the connection.
+    #[must_use]
+    pub fn line(&self) -> &Arc<Line> {
+        &self.line
+    }
+
+    /// Returns the present load of the tunnel that has the place, if it is known.
+    #[must_use]
+    pub(crate) fn load(&self) -> Option<TunnelLoad> {
+        self.line.carried.lock().get(&self.number).map(|carried| carried.load.at(carried.moved()))
+    }
+
+    /// Names a place that no tunnel has.
+    #[cfg(test)]
+    pub(crate) fn unused(line: &Arc<Line>) -> Self {
+        Self { line: line.clone(), number: u64::MAX }
+    }
 }
 
 /// What a tunnel carries.
 pub(super) struct Carried {
-    pub(super) traffic: Arc<Traffic>,
+    traffic: Arc<Traffic>,
     class: String,
     /// The weight of its class, and its place in the path's order.
-    pub(super) share: (u32, Precedence),
-    pub(super) expected: u64,
-    /// How much it had moved at the last look.
-    pub(super) moved: u64,
+    share: (u32, Precedence),
+    load: TunnelLoad,
+    /// How many bytes it had carried in other places, before this one.
+    before: u64,
+}
+
+impl Carried {
+    /// Returns how many bytes it has carried in all places.
+    fn moved(&self) -> u64 {
+        let (up, down) = self.traffic.bytes();
+        self.before + up + down
+    }
+
+    /// Returns what it still has to carry, unless that is nothing. The last call was `since` ago.
+    pub(super) fn placed(&mut self, since: Duration) -> Option<Placed> {
+        self.load.look(self.moved(), since);
+        let (bytes, (weight, precedence)) = (self.load.left(), self.share);
+        (bytes > 0).then_some(Placed { bytes, weight, precedence })
+    }
 }
 
 impl Drop for Link {
@@ -52,9 +99,8 @@ impl Drop for Link {
         self.line.places().give_back();
         self.line.requests.fetch_sub(self.is_request.into(), Relaxed);
         self.line.witness.tell(monotonic::now_ns());
-        if let Some(Carried { traffic, class, .. }) = self.line.carried.lock().remove(&self.number) {
-            let (up, down) = traffic.bytes();
-            self.line.sizes.learn(&class, up + down);
+        if let Some(carried) = self.line.carried.lock().remove(&self.number) {
+            self.line.sizes.learn(&carried.class, carried.moved());
         }
         self.line.freed.notify_one();
     }
@@ -73,7 +119,7 @@ impl Link {
     pub(super) fn new(line: &Arc<Line>) -> Self {
         let number = line.next_place.fetch_add(1, Relaxed);
         let chosen = line.witness.tell(monotonic::now_ns());
-        Self { relay: line.relay.clone(), line: line.clone(), number, chosen, is_request: false }
+        Self { relay: line.relay.clone(), line: line.clone(), number, chosen, is_request: false, before: None }
     }
 
     /// Counts the place among those for requests for models.
@@ -84,13 +130,29 @@ impl Link {
         self
     }
 
+    /// Takes over the load of a tunnel that leaves another place for this one.
+    #[must_use]
+    pub(crate) fn after(mut self, load: Option<TunnelLoad>) -> Self {
+        self.before = load;
+        self
+    }
+
     /// Notes the traffic that it carries, the traffic's class, and the priority `signal` of the request. Placements count the bytes that
-    /// the traffic will probably still carry. Its final size improves the estimate for the next tunnel or request of the class.
+    /// the traffic will probably still carry. Its final size improves the estimate for the next tunnel or request of the class. If the
+    /// tunnel was in another place before, what it has carried there counts, too.
     pub fn carries_traffic(&self, traffic: Arc<Traffic>, class: &Class, signal: Option<&Priority>) {
         let share = (class.policy().weight.into(), sizes::precedence(class, signal));
         let class = class.policy().name.clone();
-        let expected = self.line.sizes.expected(&class);
-        self.line.carried.lock().insert(self.number, Carried { traffic, class, share, expected, moved: 0 });
+        let load = self.before.unwrap_or_else(|| TunnelLoad::new(self.line.sizes.expected(&class)));
+        let before = load.moved();
+        self.line.carried.lock().insert(self.number, Carried { traffic, class, share, load, before });
+    }
+
+    /// Notes that its traffic will end after this many more bytes, as the head of an answer says.
+    pub fn ends_after(&self, rest: u64) {
+        if let Some(carried) = self.line.carried.lock().get_mut(&self.number) {
+            carried.load.end_after(carried.moved(), rest);
+        }
     }
 
     /// Excludes its traffic from the sizes of its class.
@@ -102,6 +164,12 @@ impl Link {
     #[must_use]
     pub fn line(&self) -> &Arc<Line> {
         &self.line
+    }
+
+    /// Returns the name of the place.
+    #[must_use]
+    pub fn id(&self) -> LinkId {
+        LinkId { line: self.line.clone(), number: self.number }
     }
 
     /// Notes that the relay has no room for this tunnel beside the others of its connection. For a while, callers that request a

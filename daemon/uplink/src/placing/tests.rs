@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use config::policy::Policy;
 use futures::future::join_all;
 use quic::class::PolicyRole;
-use role::classes::Classes;
+use role::{classes::Classes, traffic::Traffic};
 use test_relay::{Does, PATIENCE, TestRelay, eventually};
 
 use super::{super::choice::Choices, *};
@@ -37,7 +37,10 @@ async fn connected<const N: usize>(paths: [(usize, u64); N]) -> ([TestRelay; 2],
 async fn a_tunnel_finds_a_better_path_only_to_its_relay() {
     let (_relays, uplink, lines) = connected([(0, 0), (0, 9), (1, 99)]).await;
     let membership = Membership::default();
-    let found = |line: &Arc<Line>| uplink.find_better(line, &membership.get()).map(|link| link.line().path_place);
+    let found = |line: &Arc<Line>| {
+        let link = uplink.find_better(&LinkId::unused(line), &membership.get());
+        link.map(|link| link.line().path_place)
+    };
     assert_eq!(found(&lines[1]), Some(0));
     assert_eq!(found(&lines[0]), None, "it has the best path");
     assert_eq!(found(&lines[2]), None, "the others lead to another relay");
@@ -46,8 +49,9 @@ async fn a_tunnel_finds_a_better_path_only_to_its_relay() {
 }
 
 /// Returns the path and the relay of the connection that a tunnel gets.
-async fn place_of(uplink: &Uplink, class: &Class, left: Option<&Line>) -> (usize, usize) {
-    let link = timeout(PATIENCE, uplink.link_for(class, left)).await.expect("it has a place").unwrap();
+async fn place_of(uplink: &Uplink, class: &Class, left: Option<&Arc<Line>>) -> (usize, usize) {
+    let left = left.map(LinkId::unused);
+    let link = timeout(PATIENCE, uplink.link_for(class, left.as_ref())).await.expect("it has a place").unwrap();
     (link.line().path_place, link.line().place)
 }
 
@@ -164,7 +168,8 @@ async fn placements_and_tunnels_that_are_asked_follow_new_terms_at_once() {
     let (_relays, uplink, lines) = connected([(0, 0), (0, 9)]).await;
     let class = class(Placement::Paced);
     let placed = async || uplink.link_for(&class, None).await.unwrap().line().path_place;
-    let better = |line: &Arc<Line>| uplink.find_better(line, &class).map(|link| link.line().path_place);
+    let better =
+        |line: &Arc<Line>| uplink.find_better(&LinkId::unused(line), &class).map(|link| link.line().path_place);
     assert_eq!((placed().await, better(&lines[0])), (0, None));
     uplink.set_terms(&[("0-0".to_owned(), costs(9))].into());
     assert_eq!((placed().await, better(&lines[0])), (1, Some(1)), "the second has no cost any more");
@@ -176,6 +181,39 @@ async fn placements_and_tunnels_that_are_asked_follow_new_terms_at_once() {
     assert_eq!(uplink.path_states()[1].bytes_per_sec, 1, "what is measured does not replace it");
     uplink.set_terms(&BTreeMap::new());
     assert!(uplink.path_states()[1].bytes_per_sec > 1, "it is measured again");
+}
+
+#[tokio::test]
+async fn a_tunnel_that_leaves_its_path_or_is_asked_is_placed_by_what_it_carries_and_not_as_a_new_one() {
+    let (_relays, uplink, lines) = connected([(0, 0), (0, 1), (0, 2)]).await;
+    let slow = PathTerms { rate: Some(1_000_000), ..PathTerms::default() };
+    let fast = PathTerms { rate: Some(100_000_000), ..costs(2) };
+    uplink.set_terms(&[("0-0".to_owned(), slow), ("0-1".to_owned(), slow), ("0-2".to_owned(), fast)].into());
+    let class = class(Placement::Paced);
+    let [quiet, busy] = [(); 2].map(|()| lines[0].link().unwrap());
+    let traffic = Arc::<Traffic>::default();
+    quiet.carries_traffic(Arc::default(), &class, None);
+    busy.carries_traffic(traffic.clone(), &class, None);
+    traffic.add_down(10_000_000, 1);
+    _ = lines[0].placed(Duration::from_secs(1));
+    let better = |link: &Link| uplink.find_better(&link.id(), &class).map(|link| link.line().path_place);
+    assert_ne!(better(&quiet), Some(2), "that costs more than it gains");
+    assert_eq!(better(&busy), Some(2), "it carries ten megabytes a second");
+    lines[0].leave();
+    let mut moved = Vec::new();
+    for left in [&quiet, &busy] {
+        moved.push(uplink.link_for(&class, Some(&left.id())).await.unwrap());
+    }
+    assert_eq!(moved.iter().map(|link| link.line().path_place).collect::<Vec<_>>(), [1, 2]);
+
+    let more = Arc::<Traffic>::default();
+    moved[1].carries_traffic(more.clone(), &class, None);
+    busy.forget_traffic();
+    more.add_up(5, 1);
+    let placed = lines[2].placed(Duration::from_millis(1));
+    assert!(placed.len() == 1 && placed[0].bytes > 9_000_000, "{placed:?}: it goes on as before");
+    drop(moved);
+    assert_eq!(uplink.sizes.expected("spread"), 10_000_005, "what it has carried on both paths is its size");
 }
 
 #[tokio::test]
@@ -221,7 +259,7 @@ async fn tunnels_that_are_asked_go_to_the_path_that_an_operator_has_chosen_and_d
     let (_relays, uplink, lines) = connected([(0, 0), (0, 9), (0, 99), (1, 0)]).await;
     let found = |line: &Arc<Line>| {
         let class = class(Placement::Paced);
-        uplink.find_better(line, &class).map(|link| link.line().path_place)
+        uplink.find_better(&LinkId::unused(line), &class).map(|link| link.line().path_place)
     };
     assert_eq!([0, 1, 2].map(|place| found(&lines[place])), [None, Some(0), Some(0)]);
     uplink.state.send_modify(|state| state.chosen.path = Some(1));

@@ -19,7 +19,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 use tracing::debug;
-use uplink::{Line, OpenTunnel};
+use uplink::{LinkId, OpenTunnel};
 
 use super::{Flow, Shared, WAITING_BYTES};
 use crate::{
@@ -67,8 +67,8 @@ impl Carrier {
         self.flow
     }
 
-    /// Opens a tunnel, which may leave the connection `left`.
-    async fn open(&self, secret: Option<TunnelSecret>, left: Option<&Line>) -> Result<OpenedUdp, NoConnection> {
+    /// Opens a tunnel, which may leave the place `left`.
+    async fn open(&self, secret: Option<TunnelSecret>, left: Option<&LinkId>) -> Result<OpenedUdp, NoConnection> {
         let (access, target) = (&self.shared.access, &self.flow.target);
         let opened = access.open_udp(&self.client, target, self.shared.mode, (secret, left)).await;
         opened.inspect_err(|error| {
@@ -78,22 +78,22 @@ impl Carrier {
 
     /// Waits until the tunnel's connection is left, or until there is a better path, then opens the tunnel that replaces it. Also returns
     /// whether it found a better path.
-    async fn reopen(&self, line: Arc<Line>, secret: Option<TunnelSecret>) -> (OpenedUdp, bool) {
+    async fn reopen(&self, place: LinkId, secret: Option<TunnelSecret>) -> (OpenedUdp, bool) {
         let mut backoff = Backoff::new(self.shared.backoff);
         let access = &self.shared.access;
-        let _moves = line.hold_movable();
+        let _moves = place.line().hold_movable();
         loop {
             let tunnel = OpenTunnel {
-                line: &line,
+                place: &place,
                 membership: &access.membership,
                 target: (&self.flow.target, self.shared.mode),
                 secret,
             };
             tokio::select! {
-                () = line.left() => {}
+                () = place.line().left() => {}
                 better = access.better_udp(&tunnel) => return (better, true),
             }
-            match self.open(secret, Some(&line)).await {
+            match self.open(secret, Some(&place)).await {
                 // Also on the old connection, if that is in use again: the relay sends to the newest tunnel.
                 Ok(opened) => return (opened, false),
                 Err(error) => {
@@ -113,7 +113,7 @@ impl Carrier {
             access.entrance.enter(&self.client, target, (&opened.link, stream_id), terms)
         };
         let mut entry = enter(&opened);
-        let mut moving = pin!(self.reopen(opened.link.line().clone(), secret));
+        let mut moving = pin!(self.reopen(opened.link.id(), secret));
         let mut counted = (0, 0);
         let mut former = None;
         loop {
@@ -132,7 +132,7 @@ impl Carrier {
                     access.uplink.note_move(opened.link.line(), next.link.line(), is_return);
                     let before = std::mem::replace(&mut entry, enter(&next));
                     counted = (0, 0);
-                    moving.set(self.reopen(next.link.line().clone(), secret));
+                    moving.set(self.reopen(next.link.id(), secret));
                     let OpenedUdp { tunnel, link, .. } = std::mem::replace(&mut opened, next);
                     former = FormerTunnel::keep(tunnel, link, before, opened.link.line());
                     continue;
