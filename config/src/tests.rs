@@ -71,6 +71,16 @@ fn the_sample_is_valid_as_shipped_and_with_everything_switched_on() {
 }
 
 #[test]
+fn two_uplinks_take_fewer_than_ten_lines_as_the_manual_says() {
+    let page = include_str!("../../docs/paths.md");
+    let block = page.split("```toml\n").nth(1).unwrap().split("```").next().unwrap();
+    let config = valid(block);
+    assert!(block.lines().count() < 10, "{block}");
+    assert_eq!(config.warnings(), []);
+    assert_eq!((config.paths.len(), config.forwards.len()), (2, 1));
+}
+
+#[test]
 fn the_sample_states_the_real_defaults() {
     let (shipped, whole) = (valid(SAMPLE), valid(&switched_on()));
     assert_eq!(whole.state_dir, shipped.state_dir);
