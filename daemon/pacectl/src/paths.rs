@@ -1,6 +1,7 @@
 //! `pacectl paths`: how each path of the edge does, once or as it happens.
 
 use std::{
+    cmp::Reverse,
     collections::HashMap,
     io::{self, IsTerminal as _},
     time::Duration,
@@ -103,6 +104,7 @@ fn table(paths: &[v1::Path], before: &Losses) -> impl Iterator<Item = String> {
             rate(of.used_bytes_per_sec as f64 * 8.0),
             share(of.used_bytes_per_sec, all),
             share(lost, sent),
+            or_dash(&classes(&of.classes)),
             of.tunnels.to_string(),
             of.requests.to_string(),
             of.moved.to_string(),
@@ -120,6 +122,7 @@ fn table(paths: &[v1::Path], before: &Losses) -> impl Iterator<Item = String> {
         "used",
         "share",
         "lost",
+        "classes",
         "tunnels",
         "requests",
         "moved",
@@ -130,6 +133,13 @@ fn table(paths: &[v1::Path], before: &Losses) -> impl Iterator<Item = String> {
         rows.is_empty().then(|| "no paths are configured: the routing table decides how packets leave".to_owned());
     let shown = if none.is_none() { Some(lines(heads, rows)) } else { None };
     none.into_iter().chain(shown.into_iter().flatten())
+}
+
+/// Returns how many open tunnels and requests each class has, the largest number first.
+fn classes(numbers: &HashMap<String, u32>) -> String {
+    let mut numbers: Vec<_> = numbers.iter().collect();
+    numbers.sort_unstable_by_key(|(class, number)| (Reverse(**number), *class));
+    numbers.iter().map(|(class, number)| format!("{number} {class}")).collect::<Vec<_>>().join(", ")
 }
 
 fn milliseconds(time: Option<prost_types::Duration>) -> String {
@@ -164,13 +174,20 @@ mod tests {
     fn losses_are_those_since_the_last_look_and_of_a_new_connection_all() {
         let first = [path("dsl", 1, 1_000, 500), path("lte", 2, 1_000, 500)];
         let shown = words(table(&first, &Losses::default()));
-        assert_eq!(shown[1], "dsl up - - 20.5 ms - 0 bit/s 1.0 Mbit/s 50.0 % 50.0 % 5 2 0 1");
+        assert_eq!(shown[1], "dsl up - - 20.5 ms - 0 bit/s 1.0 Mbit/s 50.0 % 50.0 % - 5 2 0 1");
         let then = [path("dsl", 1, 1_100, 501), path("lte", 3, 100, 50)];
         let shown = words(table(&then, &Losses::of(&first)));
-        assert!(shown[1].contains(" 50.0 % 1.0 % 5 2 "), "{shown:?}");
-        assert!(shown[2].contains(" 50.0 % 50.0 % 5 2 "), "{shown:?}");
+        assert!(shown[1].contains(" 50.0 % 1.0 % - 5 2 "), "{shown:?}");
+        assert!(shown[2].contains(" 50.0 % 50.0 % - 5 2 "), "{shown:?}");
         let shown = words(table(&then, &Losses::of(&then)));
-        assert!(shown[1].contains(" 50.0 % - 5 2 "), "nothing was sent: {shown:?}");
+        assert!(shown[1].contains(" 50.0 % - - 5 2 "), "nothing was sent: {shown:?}");
+    }
+
+    #[test]
+    fn a_path_shows_which_classes_are_on_it_the_largest_first() {
+        let on_it = [("models", 2), ("voice", 1), ("bulk", 2)].map(|(class, number)| (class.to_owned(), number));
+        let shown = words(table(&[v1::Path { classes: on_it.into(), ..path("dsl", 1, 0, 0) }], &Losses::default()));
+        assert!(shown[1].contains(" - 2 bulk, 2 models, 1 voice 5 2 "), "{shown:?}");
     }
 
     #[test]

@@ -193,7 +193,8 @@ impl Door {
 
     /// Lists the paths of the edge: name, hop that it leads through, state ("up", "slow", "silent" or "down"), smoothed round trip in
     /// microseconds, bytes per second that it is taken to carry and that go over it, packets sent and lost, tunnels and requests on
-    /// it, UDP tunnels that went on over another, and whether an operator has chosen it.
+    /// it, UDP tunnels that went on over another, whether an operator has chosen it, shortest round trip in microseconds, relays, IDs
+    /// of connections, requests for models on it, and how many open tunnels and requests of each class.
     #[zbus(out_args("paths"))]
     async fn list_paths(
         &self,

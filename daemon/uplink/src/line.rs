@@ -1,7 +1,7 @@
 //! A connection to a relay, and the state that its tunnels share.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     net::SocketAddr,
     sync::{
         Arc,
@@ -369,6 +369,12 @@ impl Line {
     pub fn placed(&self, since: Duration) -> Vec<Placed> {
         let mut carried = self.carried.lock();
         carried.values_mut().filter_map(|carried| carried.placed(since)).collect()
+    }
+
+    /// Adds its open tunnels and requests to the numbers of those of their classes.
+    pub(crate) fn count_classes(&self, classes: &mut BTreeMap<String, usize>) {
+        let carried = self.carried.lock();
+        carried.values().for_each(|of| *classes.entry(of.class.clone()).or_default() += 1);
     }
 
     /// Returns how many packets have arrived.

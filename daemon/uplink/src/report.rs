@@ -1,6 +1,6 @@
 //! How each path of an uplink performs.
 
-use std::{sync::atomic::Ordering::Relaxed, time::Duration};
+use std::{collections::BTreeMap, sync::atomic::Ordering::Relaxed, time::Duration};
 
 use relay_client::endpoint::Endpoint;
 
@@ -26,6 +26,8 @@ pub struct PathReport {
     pub tunnels: usize,
     /// Of these, requests for models.
     pub requests: usize,
+    /// Of the tunnels and requests that are open, how many are of each class: the class in which they took their place.
+    pub classes: BTreeMap<String, usize>,
     /// The smoothed round trip of its fastest connection that takes tunnels, or else of its fastest one that answers, without the time for
     /// which the relay may have held back acknowledgements; 0 if none answers.
     pub smoothed_rtt: Duration,
@@ -84,6 +86,7 @@ impl PathReport {
         self.used_bytes_per_sec += other.used_bytes_per_sec;
         self.tunnels += other.tunnels;
         self.requests += other.requests;
+        other.classes.iter().for_each(|(class, count)| *self.classes.entry(class.clone()).or_default() += count);
         self.sent_packets += other.sent_packets;
         self.lost_packets += other.lost_packets;
         self.moved += other.moved;
@@ -127,6 +130,8 @@ impl Uplink {
             let path_of = lines.iter().map(|line| line.path.get());
             let (sent, lost) =
                 path_of.fold((0, 0), |(sent, lost), it| (sent + it.sent_packets, lost + it.lost_packets));
+            let mut classes = BTreeMap::new();
+            lines.iter().for_each(|line| line.count_classes(&mut classes));
             PathReport {
                 name: path.name.clone(),
                 via: path.relays.first().and_then(Endpoint::via).unwrap_or_default().to_owned(),
@@ -136,6 +141,7 @@ impl Uplink {
                 connections: lines.iter().map(|line| line.id).collect(),
                 tunnels: lines.iter().map(|line| line.tunnels()).sum(),
                 requests: lines.iter().map(|line| line.requests()).sum(),
+                classes,
                 smoothed_rtt: Duration::from_nanos(view.path.smoothed_rtt_ns),
                 min_rtt: Duration::from_nanos(view.path.min_rtt_ns),
                 bytes_per_sec: view.path.bytes_per_sec,
@@ -191,6 +197,24 @@ mod tests {
         assert!(joined.is_chosen, "other local addresses use it");
         uplink.prefer();
         assert_eq!(chosen(), [false, false]);
+    }
+
+    #[tokio::test]
+    async fn open_tunnels_are_counted_by_their_class_until_they_end() {
+        let relay = TestRelay::start(Does::Echo, true);
+        let uplink = Uplink::over(paths_to(&relay), None, (PATIENCE, PATIENCE), UplinkResources::default());
+        let lines = [uplink.connect(0).await, uplink.connect(1).await];
+        let classes = |path: usize| uplink.path_states()[path].classes.clone();
+        let links: Vec<_> = [0, 0, 1].into_iter().map(|line: usize| lines[line].link().unwrap()).collect();
+        assert!(classes(0).is_empty(), "they are opening");
+        links.iter().for_each(|link| link.carries_traffic(Arc::default(), &Membership::default().get(), None));
+        let default = |count| BTreeMap::from([("default".to_owned(), count)]);
+        assert_eq!([classes(0), classes(1)], [default(2), default(1)]);
+        let mut joined = uplink.path_states().remove(0);
+        joined.join(&uplink.path_states()[1]);
+        assert_eq!(joined.classes, default(3), "of all local addresses");
+        drop(links);
+        assert!(classes(0).is_empty() && classes(1).is_empty());
     }
 
     #[tokio::test]

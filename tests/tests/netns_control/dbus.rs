@@ -1,5 +1,6 @@
 //! The D-Bus door, through a private bus and with independent clients.
 
+use std::collections::BTreeMap;
 use std::net::UdpSocket;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
@@ -180,7 +181,24 @@ fn an_edge_is_moved_over_the_bus_and_its_classes_are_listed() {
 }
 
 /// A row of `ListPaths`.
-type PathRow = (String, String, String, u64, u64, u64, u64, u64, u64, u64, bool);
+type PathRow = (
+    String,
+    String,
+    String,
+    u64,
+    u64,
+    u64,
+    u64,
+    u64,
+    u64,
+    u64,
+    bool,
+    u64,
+    Vec<String>,
+    Vec<u64>,
+    u64,
+    BTreeMap<String, u64>,
+);
 
 #[test]
 fn the_paths_of_an_edge_are_listed_over_the_bus_with_what_is_on_them() {
@@ -222,12 +240,14 @@ fn the_paths_of_an_edge_are_listed_over_the_bus_with_what_is_on_them() {
                 socket.recv(&mut [0; 9]).unwrap();
             }
             let rows = list().await;
-            for ((name, via, state, rtt_us, rate, _, sent, lost, tunnels, moved, chosen), expected) in
-                rows.iter().zip(["first", "second"])
-            {
+            for (row, expected) in rows.iter().zip(["first", "second"]) {
+                let (name, via, state, rtt_us, rate, _, sent, lost, tunnels, moved, chosen, ..) = row;
+                let (.., shortest_us, relays, connections, requests, classes) = row;
                 assert_eq!((&name[..], &via[..], &state[..]), (expected, "", "up"), "{rows:?}");
                 assert!(*rtt_us > 0 && *rate > 0 && *sent > 0 && lost <= sent, "{rows:?}");
-                assert_eq!((*tunnels, *moved, *chosen), (1, 0, false), "{rows:?}");
+                assert!((1..=*rtt_us).contains(shortest_us) && connections.len() == 1, "{rows:?}");
+                assert_eq!((*tunnels, *requests, *moved, *chosen), (1, 0, 0, false), "{rows:?}");
+                assert_eq!((&relays[..], classes["spread"]), (&["10.0.1.2:443".to_owned()][..], 1), "{rows:?}");
             }
             assert_eq!(rows.len(), 2);
             let moved = caller.call::<_, _, u64>("MoveEdgeToPath", &("second",)).await.unwrap();

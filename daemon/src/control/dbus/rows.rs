@@ -1,6 +1,9 @@
 //! Views of the control plane as rows of D-Bus types.
 
-use std::time::SystemTime;
+use std::{
+    collections::BTreeMap,
+    time::{Duration, SystemTime},
+};
 
 use quic::class::PolicyRole;
 use serving::view::{EngineView, RequestView};
@@ -20,7 +23,24 @@ pub(super) type ConnectionRow = (u64, String, String, String, u32, u64, u64, u64
 pub(super) type UplinkRow = (String, u64, u64, u64, String, String, String);
 
 /// A path, as `list_paths` describes it.
-pub(super) type PathRow = (String, String, String, u64, u64, u64, u64, u64, u64, u64, bool);
+pub(super) type PathRow = (
+    String,
+    String,
+    String,
+    u64,
+    u64,
+    u64,
+    u64,
+    u64,
+    u64,
+    u64,
+    bool,
+    u64,
+    Vec<String>,
+    Vec<u64>,
+    u64,
+    BTreeMap<String, u64>,
+);
 
 /// An engine, as `list_engines` describes it.
 pub(super) type EngineRow = (String, String, String, u32, u32, u32, u64, u64, u64, String);
@@ -67,11 +87,12 @@ pub(super) fn class_row(found: &ClassStats) -> ClassRow {
 }
 
 pub(super) fn path_row(found: PathReport) -> PathRow {
+    let lasting_us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
     (
         found.name,
         found.via,
         found.condition.as_str().to_owned(),
-        u64::try_from(found.smoothed_rtt.as_micros()).unwrap_or(u64::MAX),
+        lasting_us(found.smoothed_rtt),
         found.bytes_per_sec,
         found.used_bytes_per_sec,
         found.sent_packets,
@@ -79,6 +100,11 @@ pub(super) fn path_row(found: PathReport) -> PathRow {
         found.tunnels as u64,
         found.moved,
         found.is_chosen,
+        lasting_us(found.min_rtt),
+        found.relays,
+        found.connections,
+        found.requests as u64,
+        found.classes.into_iter().map(|(class, tunnels)| (class, tunnels as u64)).collect(),
     )
 }
 
@@ -133,7 +159,55 @@ pub(super) fn tunnel_row(found: TunnelView) -> TunnelRow {
 
 #[cfg(test)]
 mod tests {
+    use uplink::Condition;
+    use zbus::zvariant::Type as _;
+
     use super::*;
+
+    #[test]
+    fn a_path_has_over_the_bus_what_it_has_over_grpc() {
+        let row = path_row(PathReport {
+            name: "dsl".to_owned(),
+            via: "gate".to_owned(),
+            condition: Condition::Slow,
+            is_chosen: true,
+            relays: vec!["a.example:443".to_owned()],
+            connections: vec![7, 9],
+            tunnels: 5,
+            requests: 2,
+            classes: [("models".to_owned(), 2), ("voice".to_owned(), 3)].into(),
+            smoothed_rtt: Duration::from_millis(20),
+            min_rtt: Duration::from_millis(15),
+            bytes_per_sec: 1_000,
+            used_bytes_per_sec: 100,
+            sent_packets: 50,
+            lost_packets: 4,
+            moved: 1,
+        });
+        let (
+            name,
+            via,
+            state,
+            rtt,
+            rate,
+            used,
+            sent,
+            lost,
+            tunnels,
+            moved,
+            chosen,
+            min,
+            relays,
+            ids,
+            requests,
+            classes,
+        ) = row;
+        assert_eq!((&name[..], &via[..], &state[..], rtt, rate, used), ("dsl", "gate", "slow", 20_000, 1_000, 100));
+        assert_eq!((sent, lost, tunnels, moved, chosen), (50, 4, 5, 1, true));
+        assert_eq!((min, relays, ids, requests), (15_000, vec!["a.example:443".to_owned()], vec![7, 9], 2));
+        assert_eq!(classes.into_iter().collect::<Vec<_>>(), [("models".to_owned(), 2), ("voice".to_owned(), 3)]);
+        assert_eq!(PathRow::SIGNATURE.to_string(), "(ssstttttttbtasatta{st})");
+    }
 
     #[test]
     fn a_tunnel_of_a_hop_is_marked_where_others_have_their_user() {

@@ -154,6 +154,7 @@ pub(super) fn path(found: PathReport) -> v1::Path {
         moved: found.moved,
         requests: u32::try_from(found.requests).unwrap_or(u32::MAX),
         chosen: found.is_chosen,
+        classes: found.classes.into_iter().map(|(class, of)| (class, u32::try_from(of).unwrap_or(u32::MAX))).collect(),
     }
 }
 

@@ -71,7 +71,7 @@ impl LinkId {
 /// What a tunnel carries.
 pub(super) struct Carried {
     traffic: Arc<Traffic>,
-    class: String,
+    pub(super) class: String,
     /// The weight of its class, and its place in the path's order.
     share: (u32, Precedence),
     load: TunnelLoad,
