@@ -243,16 +243,16 @@ fn the_paths_of_an_edge_are_listed_over_the_bus_with_what_is_on_them() {
             for (row, expected) in rows.iter().zip(["first", "second"]) {
                 let (name, via, state, rtt_us, rate, _, sent, lost, tunnels, moved, chosen, ..) = row;
                 let (.., shortest_us, relays, connections, requests, classes) = row;
-                assert_eq!((&name[..], &via[..], &state[..]), (expected, "", "up"), "{rows:?}");
-                assert!(*rtt_us > 0 && *rate > 0 && *sent > 0 && lost <= sent, "{rows:?}");
-                assert!((1..=*rtt_us).contains(shortest_us) && connections.len() == 1, "{rows:?}");
-                assert_eq!((*tunnels, *requests, *moved, *chosen), (1, 0, 0, false), "{rows:?}");
-                assert_eq!((&relays[..], classes["spread"]), (&["10.0.1.2:443".to_owned()][..], 1), "{rows:?}");
+                assert_eq!((&name[..], &via[..], &state[..]), (expected, "", "up"), "{name}");
+                assert!(*rtt_us > 0 && *rate > 0 && *sent > 0 && lost <= sent, "{name}");
+                assert!((1..=*rtt_us).contains(shortest_us) && connections.len() == 1, "{name}");
+                assert_eq!((*tunnels, *requests, *moved, *chosen), (1, 0, 0, false), "{name}");
+                assert_eq!((&relays[..], classes["spread"]), (&["10.0.1.2:443".to_owned()][..], 1), "{name}");
             }
             assert_eq!(rows.len(), 2);
             let moved = caller.call::<_, _, u64>("MoveEdgeToPath", &("second",)).await.unwrap();
             let rows = list().await;
-            assert_eq!((moved, rows[0].10, rows[1].10), (1, false, true), "{rows:?}");
+            assert_eq!((moved, rows[0].10, rows[1].10), (1, false, true));
         })
         .unwrap();
 }
