@@ -245,7 +245,7 @@ fn the_paths_of_an_edge_are_listed_over_the_bus_with_what_is_on_them() {
                 let (.., shortest_us, relays, connections, requests, classes) = row;
                 assert_eq!((&name[..], &via[..], &state[..]), (expected, "", "up"), "{name}");
                 assert!(*rtt_us > 0 && *rate > 0 && *sent > 0 && lost <= sent, "{name}");
-                assert!((1..=*rtt_us).contains(shortest_us) && connections.len() == 1, "{name}");
+                assert!(shortest_us <= rtt_us && connections.len() == 1, "{name}");
                 assert_eq!((*tunnels, *requests, *moved, *chosen), (1, 0, 0, false), "{name}");
                 assert_eq!((&relays[..], classes["spread"]), (&["10.0.1.2:443".to_owned()][..], 1), "{name}");
             }
