@@ -300,13 +300,14 @@ impl Control {
         &self.parts
     }
 
-    /// Sets the policy.
+    /// Sets the policy with the caller as its author, if the expected revision is in force, 0 for any.
     ///
     /// # Errors
     /// The caller may not write, or the policy is refused.
     pub async fn set_policy(&self, caller: &Caller, submission: Submission) -> Result<Submitted, Error> {
         let author = caller.to_write()?;
-        let submission = Submission { author, ..submission };
+        let expected = submission.expected.filter(|number| *number > 0);
+        let submission = Submission { author, expected, ..submission };
         self.work(move |policies| policies.submit(submission)).await
     }
 

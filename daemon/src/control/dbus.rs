@@ -25,9 +25,9 @@ use self::{
         ClassRow, ConnectionRow, EngineRow, PathRow, RequestRow, RevisionRow, TunnelRow, UplinkRow, class_row,
         connection_row, engine_row, micros, path_row, request_row, revision_row, tunnel_row, uplink_row,
     },
-    watchers::{MAX_WATCHERS, Watchers},
+    watchers::Watchers,
 };
-use super::{Caller, Error, Filter, PAGE, PartView, SharedControl, Writers};
+use super::{Caller, Error, Filter, PAGE, PartView, SharedControl, Writers, stats::MAX_WATCHERS};
 use crate::policy::Submission;
 
 mod bus;
@@ -298,7 +298,7 @@ impl Door {
         #[zbus(connection)] connection: &Connection,
     ) -> Result<(), Denial> {
         let caller = self.writer(&header, connection).await?;
-        self.control.set_tunnel_class(&caller, tunnel, Some(class).filter(|class| !class.is_empty()))?;
+        self.control.set_tunnel_class(&caller, tunnel, class)?;
         Ok(())
     }
 
@@ -406,9 +406,7 @@ fn submission(text: String, options: HashMap<String, OwnedVariant>) -> Result<Su
     for (key, value) in options {
         let unfit = |_| Denial::Invalid(format!("the option {key} has the wrong type"));
         match key.as_str() {
-            "expected_revision" => {
-                submission.expected = Some(u64::try_from(value).map_err(unfit)?).filter(|number| *number > 0);
-            }
+            "expected_revision" => submission.expected = Some(u64::try_from(value).map_err(unfit)?),
             "dry_run" => submission.dry_run = bool::try_from(value).map_err(unfit)?,
             "confirm_within_s" => {
                 let time = Duration::from_secs(u64::try_from(value).map_err(unfit)?);
@@ -430,14 +428,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_option_of_zero_counts_as_absent() {
+    fn a_trial_of_zero_seconds_counts_as_none() {
         let read = |expected: u64, seconds: u64| {
             let options = [("expected_revision", expected), ("confirm_within_s", seconds)];
             let options = options.map(|(key, value)| (key.to_owned(), value.into()));
             let read = submission(String::new(), options.into()).unwrap();
             (read.expected, read.confirm_within)
         };
-        assert_eq!(read(0, 0), (None, None));
+        assert_eq!(read(0, 0), (Some(0), None));
         assert_eq!(read(7, 60), (Some(7), Some(Duration::from_secs(60))));
     }
 }

@@ -209,16 +209,17 @@ impl Control {
         Ok(())
     }
 
-    /// Gives a tunnel a class regardless of the rules; `None` lets the rules decide again.
+    /// Gives a tunnel a class regardless of the rules; an empty `class` lets the rules decide again.
     ///
     /// # Errors
     /// The caller may not write, or there is no such tunnel or class.
-    pub fn set_tunnel_class(&self, caller: &Caller, id: u64, class: Option<String>) -> Result<TunnelView, Error> {
+    pub fn set_tunnel_class(&self, caller: &Caller, id: u64, class: String) -> Result<TunnelView, Error> {
         let author = caller.to_write()?;
         if self.edge().tunnels.get(id).is_some() {
             return Err(Error::OfEdge { tunnel: id });
         }
         let tunnel = self.tunnel(id)?;
+        let class = Some(class).filter(|class| !class.is_empty());
         let Some(relay) = &self.relay else { return Err(Error::Ending) };
         if let Some(class) = &class
             && relay.classes().get(class).is_none()

@@ -37,6 +37,17 @@ async fn a_trial_ends_although_its_caller_left_before_the_answer() {
     keeper.abort();
 }
 
+#[tokio::test]
+async fn an_expected_revision_of_zero_stands_for_any() {
+    let (control, _wishes) = control("");
+    let number = async |expected| {
+        let submission = Submission { text: ONE.into(), expected: Some(expected), ..Submission::default() };
+        control.set_policy(&ROOT(), submission).await.map(|accepted| accepted.revision.number)
+    };
+    assert!(number(7).await.is_err());
+    assert_eq!(number(0).await.unwrap(), 2);
+}
+
 #[test]
 fn a_gateway_without_a_relay_has_listeners_and_classes() {
     let gateway = "[[gateway.listener]]\naddress = \"127.0.0.1:8100\"\ntls = false\n\

@@ -10,14 +10,11 @@ use zbus::{fdo::NameOwnerChangedStream, object_server::SignalEmitter};
 use super::{
     super::{
         SharedControl,
-        stats::{Statistics, stats_ticks},
+        stats::{MAX_WATCHERS, Statistics, stats_ticks},
     },
     Door,
     rows::{class_row, micros},
 };
-
-/// How many callers may watch at once.
-pub(super) const MAX_WATCHERS: usize = 32;
 
 /// The callers that watch over one connection to the bus.
 #[derive(Debug, Default)]

@@ -62,7 +62,7 @@ impl v1::control_service_server::ControlService for ControlService {
         let v1::SetPolicyRequest { text, expected_revision, dry_run, confirm_within, save } = request.into_inner();
         let confirm_within = confirm_within.map(Duration::try_from).transpose();
         let confirm_within = confirm_within.map_err(|_| Status::invalid_argument("confirm_within is negative"))?;
-        let expected = Some(expected_revision).filter(|number| *number > 0);
+        let expected = Some(expected_revision);
         let submission = Submission { text, author: String::new(), expected, dry_run, confirm_within, save };
         let accepted = self.0.set_policy(&caller, submission).await.map_err(|error| status(&error))?;
         answer(v1::SetPolicyResponse { revision: Some(revision(&accepted.revision, accepted.confirm_by)) })
@@ -204,7 +204,6 @@ impl v1::control_service_server::ControlService for ControlService {
     ) -> Answer<v1::SetTunnelClassResponse> {
         let caller = caller(&request)?;
         let v1::SetTunnelClassRequest { tunnel: id, class } = request.into_inner();
-        let class = Some(class).filter(|class| !class.is_empty());
         let changed = self.0.set_tunnel_class(&caller, id, class).map_err(|error| status(&error))?;
         answer(v1::SetTunnelClassResponse { tunnel: Some(tunnel(changed)) })
     }
