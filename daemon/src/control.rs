@@ -228,10 +228,12 @@ impl Control {
         _ = self.events.send(Event { time: SystemTime::now(), kind, message });
     }
 
-    /// Subscribes to events of these kinds, or of all if there are none.
+    /// Subscribes to events of these kinds, or of all if there are none. Records have addresses while `reader` is one peer that may
+    /// see them.
     #[must_use]
-    pub fn events(&self, kinds: &[String]) -> EventSubscription {
-        EventSubscription::new(self.events.subscribe(), &self.parts.access, &self.parts.edge.uplinks.changes, kinds)
+    pub fn events(&self, kinds: &[String], reader: Option<Peer>) -> EventSubscription {
+        let (own, paths) = (self.events.subscribe(), &self.parts.edge.uplinks.changes);
+        EventSubscription::new(own, &self.parts.access, paths, kinds, reader)
     }
 
     /// Returns the policy in force.

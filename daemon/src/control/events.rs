@@ -6,6 +6,8 @@ use role::access::{AccessLog, record::AccessRecord};
 use tokio::sync::broadcast::{self, error::RecvError};
 use uplink::{PathChange, PathChanges};
 
+use super::Peer;
+
 /// How many events wait for a slow subscriber; if there are more, it misses the oldest, and receives their number.
 pub(super) const QUEUE: usize = 256;
 
@@ -39,6 +41,8 @@ pub struct EventSubscription {
     paths: Option<broadcast::Receiver<PathChange>>,
     /// Each once.
     kinds: Vec<&'static str>,
+    /// The one peer that reads them, if it is known.
+    reader: Option<Peer>,
 }
 
 /// An item of an [`EventSubscription`].
@@ -46,7 +50,7 @@ pub struct EventSubscription {
 pub enum Happening {
     /// An operator's action, or a change in the daemon.
     Event(Event),
-    /// A record of a tunnel or a request.
+    /// A record of a tunnel or a request, with the addresses that the subscriber may see.
     Access(Arc<AccessRecord>),
     /// This number of events was lost because the subscriber was too slow.
     Lost(u64),
@@ -60,12 +64,19 @@ impl EventSubscription {
         access: &AccessLog,
         paths: &PathChanges,
         kinds: &[String],
+        reader: Option<Peer>,
     ) -> Self {
         let is_wanted = |kind: &&str| kinds.is_empty() || kinds.iter().any(|wanted| wanted == kind);
         let kinds: Vec<_> = KINDS.into_iter().filter(is_wanted).collect();
         let access = kinds.contains(&ACCESS).then(|| access.listen());
         let paths = kinds.contains(&PATH).then(|| paths.listen());
-        Self { own, access, paths, kinds }
+        Self { own, access, paths, kinds, reader }
+    }
+
+    /// Returns what the reader may see of a record. Asks each time, because a reload may change the peer's rights.
+    fn shown(&self, record: Arc<AccessRecord>) -> Arc<AccessRecord> {
+        let may_see = self.reader.as_ref().is_some_and(|peer| peer.caller().may_write);
+        if may_see { record } else { Arc::new(record.without_addresses()) }
     }
 
     /// Waits for the next item; `None` when the daemon ends.
@@ -73,7 +84,7 @@ impl EventSubscription {
         loop {
             let found = tokio::select! {
                 event = self.own.recv() => event.map(Happening::Event),
-                record = next_of(&mut self.access) => record.map(Happening::Access),
+                record = next_of(&mut self.access) => record.map(|record| Happening::Access(self.shown(record))),
                 change = next_of(&mut self.paths) => {
                     change.map(|PathChange { time, message }| Happening::Event(Event { time, kind: PATH, message }))
                 }
@@ -106,10 +117,10 @@ mod tests {
     #[tokio::test]
     async fn a_subscriber_gets_only_the_kinds_it_asked_for() {
         let (own, access, paths) = (broadcast::channel(8).0, AccessLog::default(), PathChanges::default());
-        let mut all = EventSubscription::new(own.subscribe(), &access, &paths, &[]);
-        let mut some = EventSubscription::new(own.subscribe(), &access, &paths, &["reload".into()]);
-        let mut records = EventSubscription::new(own.subscribe(), &access, &paths, &[ACCESS.into()]);
-        let mut changes = EventSubscription::new(own.subscribe(), &access, &paths, &[PATH.into()]);
+        let mut all = EventSubscription::new(own.subscribe(), &access, &paths, &[], None);
+        let mut some = EventSubscription::new(own.subscribe(), &access, &paths, &["reload".into()], None);
+        let mut records = EventSubscription::new(own.subscribe(), &access, &paths, &[ACCESS.into()], None);
+        let mut changes = EventSubscription::new(own.subscribe(), &access, &paths, &[PATH.into()], None);
         for kind in ["policy", "reload"] {
             own.send(event(kind)).unwrap();
         }
@@ -134,7 +145,7 @@ mod tests {
         let (own, access, paths) = (broadcast::channel(8).0, AccessLog::default(), PathChanges::default());
         let kinds = |asked: &[&str]| {
             let asked: Vec<_> = asked.iter().map(ToString::to_string).collect();
-            EventSubscription::new(own.subscribe(), &access, &paths, &asked).kinds
+            EventSubscription::new(own.subscribe(), &access, &paths, &asked, None).kinds
         };
         assert_eq!(kinds(&["reload", "", "reload", "other", "policy"]), ["policy", "reload"]);
         assert!(kinds(&["other"]).is_empty(), "who asks for unknown kinds hears nothing");

@@ -88,6 +88,7 @@ async fn a_user_that_is_no_longer_a_writer_receives_no_more_addresses() {
     let mut request = tonic::Request::new(v1::WatchEventsRequest::default());
     request.extensions_mut().insert(peer);
     let mut events = ControlService::new(Arc::new(control.clone())).watch_events(request).await.unwrap().into_inner();
+    let mut signals = control.events(&[], None);
     for expected in ["192.0.2.1:5", ""] {
         let refused = RefusedRequest { status: Some(403), error: None, reason: "target" };
         let request = RecordedRequest {
@@ -102,6 +103,8 @@ async fn a_user_that_is_no_longer_a_writer_receives_no_more_addresses() {
         control.parts.access.refused(request, refused);
         assert_eq!(events.next().await.unwrap().unwrap().access.unwrap().client, expected);
         bearers.replace(&[]);
+        let Some(Happening::Access(record)) = signals.next().await else { panic!("a record is signalled") };
+        assert!(!record.text().contains("192.0.2.1"), "signals go to everyone: {}", record.text());
     }
 }
 

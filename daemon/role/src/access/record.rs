@@ -147,8 +147,9 @@ impl AccessRecord {
             What::Tunnel(request, ended) => request.bytes() + ended.class.len() + 24 * ended.drops.len(),
             What::Refusal(request, _) => request.bytes(),
             What::Model(served) => {
+                let engine = served.engine.as_ref().map_or(0, String::len);
                 let way = served.way.as_ref().map_or(0, Way::bytes);
-                size_of::<Served>() + served.class.len() + served.asked.len() + served.engine.len() + way
+                size_of::<Served>() + served.class.len() + served.asked.len() + engine + way
             }
             What::Omitted(omitted) => 24 * omitted.refusals.len(),
         };
@@ -166,26 +167,47 @@ impl AccessRecord {
         }
     }
 
-    /// Returns all keys except the time. Without `addresses`, also leaves out keys that reveal the location of a client
-    /// or a target.
+    /// Returns the record without what reveals the location of a client, a target or an engine.
     #[must_use]
-    pub fn fields(&self, addresses: bool) -> Fields<'_> {
+    pub fn without_addresses(&self) -> Self {
+        let mut record = self.clone();
+        match &mut record.what {
+            What::Tunnel(request, ended) => {
+                (request.client, request.target) = (None, None);
+                ended.next_hop = None;
+            }
+            What::Refusal(request, _) => (request.client, request.target) = (None, None),
+            What::Model(served) => {
+                served.client = None;
+                // That there was one stays known.
+                if let Some(engine) = &mut served.engine {
+                    engine.clear();
+                }
+            }
+            What::Omitted(_) => {}
+        }
+        record
+    }
+
+    /// Returns all keys except the time.
+    #[must_use]
+    pub fn fields(&self) -> Fields<'_> {
         let mut fields = Fields::new();
         let mut add = |key: &'static str, value: Value<'static>| fields.push((key.into(), value));
         match &self.what {
             What::Tunnel(request, ended) => {
                 add("tunnel", ended.tunnel.into());
-                request.add_to(&mut fields, addresses);
-                ended.add_to(&mut fields, addresses);
+                request.add_to(&mut fields);
+                ended.add_to(&mut fields);
             }
             What::Refusal(request, refused) => {
-                request.add_to(&mut fields, addresses);
+                request.add_to(&mut fields);
                 let status = refused.status.map(|status| ("status", u64::from(status).into()));
                 let error = refused.error.map(|error| ("error", error.into()));
                 let reason = Some(("reason", refused.reason.into()));
                 fields.extend([status, error, reason].into_iter().flatten().map(|(key, value)| (key.into(), value)));
             }
-            What::Model(served) => add_served(served, &mut fields, addresses),
+            What::Model(served) => add_served(served, &mut fields),
             What::Omitted(omitted) => {
                 add("lost", omitted.lost.into());
                 let refusals = omitted.refusals.iter();
@@ -206,7 +228,7 @@ impl RecordedRequest {
         self.user.as_ref().map_or(0, |user| user.len()) + name + way
     }
 
-    fn add_to<'a>(&'a self, fields: &mut Fields<'a>, addresses: bool) {
+    fn add_to<'a>(&'a self, fields: &mut Fields<'a>) {
         let mut add = |key: &'static str, value: Value<'a>| fields.push((key.into(), value));
         if let Some(connection) = self.connection {
             add("connection", connection.into());
@@ -218,10 +240,10 @@ impl RecordedRequest {
         if let Some(protocol) = self.protocol {
             add("protocol", protocol.as_str().into());
         }
-        if let (true, Some(client)) = (addresses, self.client) {
+        if let Some(client) = self.client {
             add("client", client.to_string().into());
         }
-        if let (true, Some(target)) = (addresses, &self.target) {
+        if let Some(target) = &self.target {
             add("target", target.to_string().into());
         }
         add_way(self.way.as_ref(), fields);
@@ -237,12 +259,12 @@ fn add_way<'a>(way: Option<&'a Way>, fields: &mut Fields<'a>) {
 }
 
 impl EndedTunnel {
-    fn add_to<'a>(&'a self, fields: &mut Fields<'a>, addresses: bool) {
+    fn add_to<'a>(&'a self, fields: &mut Fields<'a>) {
         let mut add = |key: &'static str, value: Value<'a>| fields.push((key.into(), value));
         if let Some(tunnel) = self.continues {
             add("continues", tunnel.into());
         }
-        if let (true, Some(next_hop)) = (addresses, self.next_hop) {
+        if let Some(next_hop) = self.next_hop {
             add("next_hop", next_hop.to_string().into());
         }
         add("class", self.class.as_str().into());
@@ -271,7 +293,7 @@ impl EndedTunnel {
     }
 }
 
-fn add_served<'a>(served: &'a Served, fields: &mut Fields<'a>, addresses: bool) {
+fn add_served<'a>(served: &'a Served, fields: &mut Fields<'a>) {
     let mut add = |key: &'static str, value: Value<'a>| fields.push((key.into(), value));
     let ms = |time: Duration| Value::from(u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
     add("request", served.id.into());
@@ -279,14 +301,14 @@ fn add_served<'a>(served: &'a Served, fields: &mut Fields<'a>, addresses: bool) 
         add("user", (&**user).into());
     }
     add("listener", served.listener.to_string().into());
-    if let (true, Some(client)) = (addresses, served.client) {
+    if let Some(client) = served.client {
         add("client", client.to_string().into());
     }
     add("operation", served.operation.into());
     // Values unknown at the end are left out.
-    let texts = [("class", &*served.class), ("asked", &served.asked), ("model", &served.model)];
-    let engine = addresses.then_some(("engine", &*served.engine));
-    for (key, text) in texts.into_iter().chain(engine).filter(|(_, text)| !text.is_empty()) {
+    let engine = served.engine.as_deref().unwrap_or_default();
+    let texts = [("class", &*served.class), ("asked", &served.asked), ("model", &served.model), ("engine", engine)];
+    for (key, text) in texts.into_iter().filter(|(_, text)| !text.is_empty()) {
         add(key, text.into());
     }
     add_way(served.way.as_ref(), fields);
@@ -298,7 +320,7 @@ fn add_served<'a>(served: &'a Served, fields: &mut Fields<'a>, addresses: bool) 
     if let Some(usage) = served.usage {
         add("input_tokens", usage.prompt_tokens.into());
     }
-    if !served.engine.is_empty() {
+    if served.engine.is_some() {
         add("output_tokens", served.output_tokens().into());
     }
     for (key, time) in [("predicted_ms", served.predicted), ("first_token_ms", served.first_token)] {
@@ -350,13 +372,13 @@ pub(super) mod tests {
     fn a_line_says_who_reached_what_and_what_became_of_it() {
         let record = tunnel("alice", "dns.example");
         assert_eq!(
-            record.line(true),
+            record.line(),
             "1970-01-01T00:00:01.500Z tunnel tunnel=17 connection=3 user=alice listener=192.0.2.1:443 protocol=udp \
              client=198.51.100.7:50000 target=dns.example:53 next_hop=203.0.113.5:53 class=default form=datagram \
              up_bytes=40 down_bytes=300 up_packets=1 down_packets=2 dropped_down_queue_full=4 duration_ms=1234 \
              reason=idle"
         );
-        let json: serde_json::Value = serde_json::from_str(&record.json(true).unwrap()).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&record.json().unwrap()).unwrap();
         assert_eq!(
             (&json["event"], &json["up_packets"], &json["user"]),
             (&"tunnel".into(), &1.into(), &"alice".into())
@@ -372,7 +394,7 @@ pub(super) mod tests {
         let request = RecordedRequest { connection: None, way, ..request };
         let record = AccessRecord { time, what: What::Tunnel(request, EndedTunnel { next_hop: None, ..ended }) };
         assert_eq!(
-            record.text(false),
+            record.without_addresses().text(),
             "tunnel tunnel=17 user=alice listener=192.0.2.1:443 protocol=udp relay=relay.example:443 path=lte \
              class=default form=datagram up_bytes=40 down_bytes=300 up_packets=1 down_packets=2 \
              dropped_down_queue_full=4 duration_ms=1234 reason=idle"
@@ -385,14 +407,14 @@ pub(super) mod tests {
             unreachable!()
         };
         let record = AccessRecord { time, what: What::Tunnel(request, EndedTunnel { continues: Some(12), ..ended }) };
-        let line = record.line(false);
+        let line = record.without_addresses().line();
         assert!(line.contains(" tunnel tunnel=17 ") && line.contains(" protocol=udp continues=12 class="), "{line}");
     }
 
     #[test]
     fn without_addresses_no_form_says_where_a_client_or_a_target_is() {
-        let record = tunnel("alice", "dns.example");
-        for shown in [record.line(false), record.json(false).unwrap()] {
+        let record = tunnel("alice", "dns.example").without_addresses();
+        for shown in [record.line(), record.json().unwrap()] {
             for hidden in ["198.51.100.7", "dns.example", "203.0.113.5"] {
                 assert!(!shown.contains(hidden), "{shown}");
             }
@@ -403,7 +425,7 @@ pub(super) mod tests {
         let mut served = Served::begin(7, "chat", Some(user.into()), (([192, 0, 2, 1], 443).into(), None));
         served.client = Some(([198, 51, 100, 7], 50_000).into());
         (served.class, served.asked, served.model) = ("interactive".into(), asked.into(), "large".into());
-        served.engine = "http://203.0.113.5:8001".into();
+        served.engine = Some("http://203.0.113.5:8001".into());
         served.usage = Some(TokenUsage { prompt_tokens: 12, completion_tokens: 40 });
         (served.predicted, served.duration) = (Some(Duration::from_millis(900)), Duration::from_millis(1_100));
         (served.status, served.reason) = (Some(200), "answered");
@@ -414,13 +436,14 @@ pub(super) mod tests {
     fn a_line_says_which_model_answered_whom_for_how_many_tokens_and_where_only_if_it_may() {
         let record = model("ann", "auto");
         assert_eq!(
-            record.text(true),
+            record.text(),
             "model request=7 user=ann listener=192.0.2.1:443 client=198.51.100.7:50000 operation=chat class=interactive \
              asked=auto model=large engine=http://203.0.113.5:8001 input_tokens=12 output_tokens=40 predicted_ms=900 \
              duration_ms=1100 status=200 reason=answered"
         );
-        let hidden = record.text(false);
+        let hidden = record.without_addresses().text();
         assert!(!hidden.contains("198.51.100.7") && !hidden.contains("203.0.113.5"), "{hidden}");
+        assert!(hidden.contains("model=large input_tokens=12 output_tokens=40 "), "{hidden}");
     }
 
     #[test]
@@ -430,7 +453,7 @@ pub(super) mod tests {
         (served.moved_bytes, served.status) = (Some((300, 4_000)), Some(200));
         let record = AccessRecord { time: SystemTime::UNIX_EPOCH, what: What::Model(Box::new(served)) };
         assert_eq!(
-            record.text(false),
+            record.without_addresses().text(),
             "model request=7 listener=127.0.0.1:8100 operation=chat relay=gateway.example:443 up_bytes=300 \
              down_bytes=4000 duration_ms=0 status=200 reason=cancelled"
         );
@@ -440,16 +463,16 @@ pub(super) mod tests {
         #[test]
         fn no_model_that_a_client_names_makes_a_line_or_a_key_of_its_own(asked: String) {
             let record = model("ann", &asked);
-            let line = record.line(true);
+            let line = record.line();
             prop_assert!(line.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic()), "{line}");
-            let json: serde_json::Value = serde_json::from_str(&record.json(true).unwrap()).unwrap();
+            let json: serde_json::Value = serde_json::from_str(&record.json().unwrap()).unwrap();
             prop_assert_eq!(json["reason"].as_str(), Some("answered"));
         }
 
         #[test]
         fn nothing_that_a_peer_chooses_makes_a_line_or_a_key_of_its_own(user: String, name in "[ -~\\n\\r\u{202e}é]*") {
             let record = tunnel(&user, &name);
-            let line = record.line(true);
+            let line = record.line();
             prop_assert!(line.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic()), "{line}");
             // Outside quotes, the number of keys never changes.
             let (mut quoted, mut escaped, mut keys) = (false, false, 0);
@@ -462,12 +485,12 @@ pub(super) mod tests {
                     _ => {}
                 }
             }
-            prop_assert_eq!((quoted, keys), (false, record.fields(true).len()));
-            let json = record.json(true).unwrap();
+            prop_assert_eq!((quoted, keys), (false, record.fields().len()));
+            let json = record.json().unwrap();
             prop_assert!(!json.contains('\n'));
             let json: serde_json::Value = serde_json::from_str(&json).unwrap();
             prop_assert_eq!(json["reason"].as_str(), Some("idle"));
-            prop_assert_eq!(json.as_object().map(serde_json::Map::len), Some(record.fields(true).len() + 2));
+            prop_assert_eq!(json.as_object().map(serde_json::Map::len), Some(record.fields().len() + 2));
         }
     }
 }

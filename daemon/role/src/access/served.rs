@@ -34,8 +34,8 @@ pub struct Served {
     pub asked: String,
     /// The model that answered or was to answer; empty if none was chosen.
     pub model: Arc<str>,
-    /// The URL of the engine that was asked last; empty if none was.
-    pub engine: String,
+    /// The URL of the engine that was asked last; `None` if none was, and empty in a record without addresses.
+    pub engine: Option<String>,
     /// At an edge, the way to the last gateway that got the request; `None` if no gateway got it.
     pub way: Option<Way>,
     /// At an edge, the bytes of its body and of the answer, once a gateway began an answer.
@@ -76,7 +76,7 @@ impl Served {
             class: String::new(),
             asked: String::new(),
             model: Arc::from(""),
-            engine: String::new(),
+            engine: None,
             way: None,
             moved_bytes: None,
             has_deadline: false,
@@ -99,7 +99,7 @@ impl Served {
     /// Whether it was refused before an engine or a gateway got it.
     #[must_use]
     pub fn is_refused(&self) -> bool {
-        self.engine.is_empty()
+        self.engine.is_none()
             && self.way.is_none()
             && !["answered", CANCELLED, UNSERVED, UNTAKEN].contains(&self.reason)
     }

@@ -21,11 +21,11 @@ pub struct Sink {
 
 impl Sink {
     /// Writes records in a form; returns how many were lost. A loss is logged once, until a write succeeds.
-    pub fn write(&mut self, form: AccessForm, records: &[Arc<AccessRecord>], addresses: bool) -> u64 {
+    pub fn write(&mut self, form: AccessForm, records: &[Arc<AccessRecord>]) -> u64 {
         let (lost, error) = match form {
             AccessForm::Off => return 0,
-            AccessForm::Text | AccessForm::Json => print(form, records, addresses),
-            AccessForm::Journal => self.enter(records, addresses),
+            AccessForm::Text | AccessForm::Json => print(form, records),
+            AccessForm::Journal => self.enter(records),
         };
         if let (Some(error), false) = (&error, self.is_told) {
             tracing::error!("the access log loses records: {error}");
@@ -34,10 +34,10 @@ impl Sink {
         lost
     }
 
-    fn enter(&mut self, records: &[Arc<AccessRecord>], addresses: bool) -> (u64, Option<io::Error>) {
+    fn enter(&mut self, records: &[Arc<AccessRecord>]) -> (u64, Option<io::Error>) {
         let (mut lost, mut failed) = (0, None);
         for record in records {
-            if let Err(error) = self.journal().and_then(|journal| journal.send(&entry(record, addresses))) {
+            if let Err(error) = self.journal().and_then(|journal| journal.send(&entry(record))) {
                 // The journal may come back with a new socket.
                 (self.journal, failed) = (None, Some(error));
                 lost += 1;
@@ -62,8 +62,8 @@ impl Sink {
     }
 }
 
-fn entry(record: &AccessRecord, addresses: bool) -> Vec<u8> {
-    let fields = record.fields(addresses).into_iter().map(|(key, value)| {
+fn entry(record: &AccessRecord) -> Vec<u8> {
+    let fields = record.fields().into_iter().map(|(key, value)| {
         let value = match value {
             Value::Number(number) => number.to_string(),
             Value::Text(text) => text.into_owned(),
@@ -72,13 +72,13 @@ fn entry(record: &AccessRecord, addresses: bool) -> Vec<u8> {
     });
     let fields: Vec<_> = fields.chain([("event".into(), record.event().to_owned())]).collect();
     let fields: Vec<_> = fields.iter().map(|(key, value)| (&**key, &**value)).collect();
-    journal_entry(&record.text(addresses), &fields)
+    journal_entry(&record.text(), &fields)
 }
 
-fn print(form: AccessForm, records: &[Arc<AccessRecord>], addresses: bool) -> (u64, Option<io::Error>) {
+fn print(form: AccessForm, records: &[Arc<AccessRecord>]) -> (u64, Option<io::Error>) {
     let lines = records.iter().filter_map(|record| match form {
-        AccessForm::Json => record.json(addresses).ok(),
-        _ => Some(record.line(addresses)),
+        AccessForm::Json => record.json().ok(),
+        _ => Some(record.line()),
     });
     let text: String = lines.flat_map(|line| [line, "\n".into()]).collect();
     let mut output = io::stdout().lock();
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn a_journal_entry_has_each_key_as_a_field_and_no_peer_can_add_one() {
-        let entry = entry(&record::tests::tunnel("a\nPACED_USER=root", "x"), true);
+        let entry = entry(&record::tests::tunnel("a\nPACED_USER=root", "x"));
         let text = String::from_utf8_lossy(&entry);
         let tunnel = ["PACED_TUNNEL\n\u{2}\0\0\0\0\0\0\0", "17\n"].concat();
         assert!(text.contains(&tunnel), "{text:?}");

@@ -63,7 +63,7 @@ impl Gateway {
                 self.metrics.waited(&model.name, pass.began.elapsed().as_secs_f64());
             }
             self.routes.moved(&mut pass.route, place.replica, true);
-            served.engine = model.urls.get(place.replica).map(ToString::to_string).unwrap_or_default();
+            served.engine = model.urls.get(place.replica).map(ToString::to_string);
             let FailedTry { failure, fault, refusal: refused } = match pass.run(exchange, body, &place, served).await? {
                 Ok(done) => {
                     served.status = Some(done.status);

@@ -49,7 +49,8 @@ pub async fn keep(control: SharedControl, bus: Bus, writers: Writers) {
 async fn serve(door: Door, bus: &Bus) -> Result<()> {
     let control = door.control.clone();
     // The watch begins before a caller can see the name or read the first values: callers count on every change from then on.
-    let mut events = control.events(&[]);
+    // Without addresses, because signals go to all callers that may receive any.
+    let mut events = control.events(&[], None);
     let mut policies = control.policies.watch();
     let mut last = policies.borrow_and_update().clone();
     let builder = match bus {
@@ -104,14 +105,13 @@ async fn announce(door: &InterfaceRef<Door>, former: &InForce, now: &InForce) ->
     Ok(())
 }
 
-/// Converts a record to the signal's fields, without addresses, since the signal goes to all callers that may receive
-/// signals.
+/// Converts a record to the signal's fields.
 fn fields(record: &AccessRecord) -> HashMap<String, zbus::Variant<'_>> {
     let value = |value| match value {
         Value::Number(number) => number.into(),
         Value::Text(text) => text.into_owned().into(),
     };
-    record.fields(false).into_iter().map(|(key, found)| (key.into_owned(), value(found))).collect()
+    record.fields().into_iter().map(|(key, found)| (key.into_owned(), value(found))).collect()
 }
 
 #[cfg(test)]

@@ -7,11 +7,11 @@ use role::access::record::{AccessRecord, RecordedRequest, What};
 
 use super::super::{ACCESS, Happening};
 
-/// Converts an event for a caller; `addresses` says whether the caller may see addresses.
-pub(super) fn response(happening: Happening, addresses: bool) -> v1::WatchEventsResponse {
+/// Converts an event.
+pub(super) fn response(happening: Happening) -> v1::WatchEventsResponse {
     let (time, kind, message, access) = match happening {
         Happening::Event(event) => (event.time, event.kind, event.message, None),
-        Happening::Access(found) => (found.time, ACCESS, found.text(addresses), Some(record(&found, addresses))),
+        Happening::Access(found) => (found.time, ACCESS, found.text(), Some(record(&found))),
         Happening::Lost(count) => {
             (SystemTime::now(), "lost", format!("{count} events came faster than they were read"), None)
         }
@@ -19,13 +19,13 @@ pub(super) fn response(happening: Happening, addresses: bool) -> v1::WatchEvents
     v1::WatchEventsResponse { time: Some(time.into()), kind: kind.to_owned(), message, access }
 }
 
-fn record(found: &AccessRecord, addresses: bool) -> v1::AccessRecord {
+fn record(found: &AccessRecord) -> v1::AccessRecord {
     let event = found.event().to_owned();
     match &found.what {
         What::Tunnel(asked, ended) => v1::AccessRecord {
             tunnel: ended.tunnel,
             continues: ended.continues.unwrap_or_default(),
-            next_hop: ended.next_hop.filter(|_| addresses).map(|next_hop| next_hop.to_string()).unwrap_or_default(),
+            next_hop: ended.next_hop.map(|next_hop| next_hop.to_string()).unwrap_or_default(),
             class: ended.class.clone(),
             form: ended.form().to_owned(),
             up_bytes: ended.up.bytes,
@@ -35,18 +35,18 @@ fn record(found: &AccessRecord, addresses: bool) -> v1::AccessRecord {
             counts: counts(&ended.drops),
             duration: ended.duration.try_into().ok(),
             reason: ended.reason.to_owned(),
-            ..request(asked, event, addresses)
+            ..request(asked, event)
         },
         What::Refusal(asked, refused) => v1::AccessRecord {
             reason: refused.reason.to_owned(),
             status: refused.status.unwrap_or_default().into(),
             error: refused.error.unwrap_or_default().to_owned(),
-            ..request(asked, event, addresses)
+            ..request(asked, event)
         },
         What::Model(served) => v1::AccessRecord {
             user: served.user.as_deref().unwrap_or_default().to_owned(),
             listener: served.listener.to_string(),
-            client: served.client.filter(|_| addresses).map(|client| client.to_string()).unwrap_or_default(),
+            client: served.client.map(|client| client.to_string()).unwrap_or_default(),
             class: served.class.clone(),
             duration: served.duration.try_into().ok(),
             reason: served.reason.to_owned(),
@@ -55,7 +55,7 @@ fn record(found: &AccessRecord, addresses: bool) -> v1::AccessRecord {
             operation: served.operation.to_owned(),
             asked_model: served.asked.clone(),
             model: served.model.to_string(),
-            engine: if addresses { served.engine.clone() } else { String::new() },
+            engine: served.engine.clone().unwrap_or_default(),
             input_tokens: served.usage.map_or(0, |usage| usage.prompt_tokens),
             output_tokens: served.output_tokens(),
             predicted: served.predicted.and_then(|time| time.try_into().ok()),
@@ -84,15 +84,14 @@ fn counts(of: &[(&str, u64)]) -> std::collections::HashMap<String, u64> {
     of.iter().filter(|(_, count)| *count > 0).map(|(name, count)| ((*name).to_owned(), *count)).collect()
 }
 
-fn request(of: &RecordedRequest, event: String, addresses: bool) -> v1::AccessRecord {
-    let shown = |text: Option<String>| text.filter(|_| addresses).unwrap_or_default();
+fn request(of: &RecordedRequest, event: String) -> v1::AccessRecord {
     v1::AccessRecord {
         event,
         connection: of.connection.unwrap_or_default(),
         user: of.user.as_deref().unwrap_or_default().to_owned(),
         listener: of.listener.to_string(),
-        client: shown(of.client.map(|client| client.to_string())),
-        target: shown(of.target.as_ref().map(ToString::to_string)),
+        client: of.client.map(|client| client.to_string()).unwrap_or_default(),
+        target: of.target.as_ref().map(ToString::to_string).unwrap_or_default(),
         protocol: of.protocol.map(|protocol| protocol.to_string()).unwrap_or_default(),
         relay: of.way.as_ref().map(|way| way.relay.to_string()).unwrap_or_default(),
         path: of.way.as_ref().map(|way| way.path.to_string()).unwrap_or_default(),

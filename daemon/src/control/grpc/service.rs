@@ -223,12 +223,10 @@ impl v1::control_service_server::ControlService for ControlService {
     async fn watch_events(&self, request: Request<v1::WatchEventsRequest>) -> Answer<Self::WatchEventsStream> {
         let peer = peer(&request)?.clone();
         let place = self.0.watch(&peer.caller()).map_err(|error| status(&error))?;
-        let events = self.0.events(&request.into_inner().kinds);
-        let sent = futures::stream::unfold((events, peer, place), |(mut events, peer, place)| async {
+        let events = self.0.events(&request.into_inner().kinds, Some(peer));
+        let sent = futures::stream::unfold((events, place), |(mut events, place)| async {
             let happening = events.next().await?;
-            // For each event, because a reload may change the peer's rights.
-            let addresses = peer.caller().may_write;
-            Some((Ok(events::response(happening, addresses)), (events, peer, place)))
+            Some((Ok(events::response(happening)), (events, place)))
         });
         answer(Box::pin(sent))
     }

@@ -14,9 +14,9 @@ use super::{AccessRecord, Value};
 impl AccessRecord {
     /// Formats the keys and values after the time as text: `event key=value key="quoted value"`.
     #[must_use]
-    pub fn text(&self, addresses: bool) -> String {
+    pub fn text(&self) -> String {
         let mut line = String::from(self.event());
-        for (key, value) in self.fields(addresses) {
+        for (key, value) in self.fields() {
             // Writing to a string cannot fail.
             _ = match value {
                 Value::Number(number) => write!(line, " {key}={number}"),
@@ -29,16 +29,16 @@ impl AccessRecord {
 
     /// Formats a line of text with the time, without a newline.
     #[must_use]
-    pub fn line(&self, addresses: bool) -> String {
-        format!("{} {}", rfc3339(self.time), self.text(addresses))
+    pub fn line(&self) -> String {
+        format!("{} {}", rfc3339(self.time), self.text())
     }
 
     /// Formats a JSON object, without a newline.
     ///
     /// # Errors
     /// None: serialising numbers and strings cannot fail.
-    pub fn json(&self, addresses: bool) -> serde_json::Result<String> {
-        serde_json::to_string(&Json { record: self, addresses })
+    pub fn json(&self) -> serde_json::Result<String> {
+        serde_json::to_string(&Json(self))
     }
 }
 
@@ -48,17 +48,14 @@ fn is_plain(text: &str) -> bool {
 }
 
 /// A record that serialises as JSON.
-struct Json<'a> {
-    record: &'a AccessRecord,
-    addresses: bool,
-}
+struct Json<'a>(&'a AccessRecord);
 
 impl Serialize for Json<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
-        map.serialize_entry("time", &rfc3339(self.record.time))?;
-        map.serialize_entry("event", self.record.event())?;
-        for (key, value) in self.record.fields(self.addresses) {
+        map.serialize_entry("time", &rfc3339(self.0.time))?;
+        map.serialize_entry("event", self.0.event())?;
+        for (key, value) in self.0.fields() {
             match value {
                 Value::Number(number) => map.serialize_entry(&key, &number)?,
                 Value::Text(text) => map.serialize_entry(&key, &text)?,
