@@ -46,7 +46,8 @@ pub const TRACES: usize = 4;
 /// Memory for one connection's events, in bytes; later events are dropped and counted.
 const LOG_BYTES: usize = 4 << 20;
 
-/// The point at which a connection can be traced. Clones belong to the same connection.
+/// The point at which a connection can be traced. Clones belong to the same connection. Why it shares no type with the
+/// [`Recorder`](crate::io::recorder::Recorder), which ends in the same way: see there.
 #[derive(Clone, Debug, Default)]
 pub struct Tap(Arc<Shared>);
 

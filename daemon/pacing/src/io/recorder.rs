@@ -1,5 +1,8 @@
 //! Records of departures, kept while a caller asks for them: when each packet was decided on, when it should leave, and
 //! when it was handed to the kernel. When off, this costs one relaxed load per event loop turn and one per system call.
+//!
+//! [`Tap`](crate::qlog::Tap) ends in the same way. A type for both would be longer than what they share, because this one
+//! writes under the lock that ends it, at the times of messages, and reads no clock.
 
 use std::{
     net::SocketAddr,
