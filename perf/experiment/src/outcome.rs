@@ -48,7 +48,8 @@ impl Latencies {
     }
 
     /// Returns the latency that the fraction `share` (0 to 1) of all requests do not exceed, by linear interpolation
-    /// between ranks. Returns `None` if there were no requests, or too few of them were completed.
+    /// between ranks. Returns `None` if there were no requests, or too few of them were completed. It is exact, unlike a
+    /// histogram's, because there are few values.
     #[must_use]
     pub fn quantile_ms(&self, share: f64) -> Option<f64> {
         let last = self.requests.checked_sub(1)?;

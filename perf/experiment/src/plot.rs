@@ -1,8 +1,5 @@
 //! Pictures of results: a box plot of latencies for each class, as SVG.
-//!
-//! Drawn by hand: the whiskers of `plotters` end 1.5 interquartile ranges beyond the quartiles even if no value is there,
-//! and so possibly below 0; these end at the fastest and the slowest value. Lines and boxes of `plotters` lie on whole
-//! pixels, these on tenths.
+//! The whiskers end at the fastest and the slowest value.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,5 @@
-//! Shapes of SVG, written by hand.
+//! Shapes of SVG, written by hand: a chart of `plotters` lies on whole pixels, these on tenths, and the whiskers of its box
+//! plots end 1.5 interquartile ranges beyond the quartiles even if no value is there, and so possibly below 0.
 
 use std::fmt::Write as _;
 

@@ -1,5 +1,7 @@
 //! A slow link between a client and a server on one machine, so that bytes have to wait: 16 Mbit/s and 10 ms each way, with
 //! 64 KB of queue before it.
+//!
+//! This is the only `mod.rs`: cargo would take a file `examples/slow_link.rs` for a third example.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
