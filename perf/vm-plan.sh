@@ -6,7 +6,8 @@
 # Writes PREFIX.json and, for plans with a picture, PREFIX.svg; without --out, PREFIX is perf/results/PLAN-lab.
 # ARGUMENTs are passed on to `paced-perf run`. Needs release builds of paced and perf: with PACED_PROFILE=debug it uses
 # the output of `cargo build`, but then the CPU is several times slower. Rows of quic-go need its peers:
-# `perf/peers/build.sh`.
+# `perf/peers/build.sh`. With PACED_SAMPLES=5000, perf takes so many samples of each thread per second of its CPU time, and
+# PREFIX.folded has their stacks, one per line, as for flame graphs: use it with one scheduler and `--repetitions 1`.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 project=$(dirname "$here")
@@ -21,7 +22,12 @@ if [[ ${1-} == --guest ]]; then
   # The same for libraries: their pages are read when they are first used, which may be in the middle of a run.
   ldd /tmp/run/* | sed -n 's/.* => \(\/[^ ]*\) .*/\1/p' | sort -u | xargs cat >/dev/null
   for module in veth sch_netem sch_fq sch_ingress cls_bpf tcp_bbr tcp_diag; do modprobe "$module"; done
-  PATH=/tmp/run:$PATH RUST_LOG=warn,edge=info paced-perf run "${@:2}" --clock lab --json /tmp/results.json --plot /tmp/results.svg
+  sampled=()
+  if [[ ${PACED_SAMPLES-} ]]; then
+    sysctl -qw kernel.perf_event_max_sample_rate="$PACED_SAMPLES" kernel.perf_cpu_time_max_percent=0 kernel.kptr_restrict=0
+    sampled=(perf record --quiet --freq "$PACED_SAMPLES" -g --event cpu-clock --output /tmp/perf.data --)
+  fi
+  PATH=/tmp/run:$PATH RUST_LOG=warn,edge=info "${sampled[@]}" paced-perf run "${@:2}" --clock lab --json /tmp/results.json --plot /tmp/results.svg
   # Files vanish with the guest.
   cat /tmp/results.json
   for picture in /tmp/results*.svg; do
@@ -30,6 +36,16 @@ if [[ ${1-} == --guest ]]; then
     cat "$picture"
     echo "==="
   done
+  if [[ ${PACED_SAMPLES-} ]]; then
+    echo "=== .folded"
+    # A sample is a line with program and thread, and a line for each function from the innermost on.
+    perf script --input /tmp/perf.data --fields comm,tid,ip,sym 2>/dev/null | awk '
+      !NF { if (stack) counts[thread stack]++; thread = stack = ""; next }
+      !thread { thread = $1 "-" $NF; next }
+      { $1 = ""; sub(/^ /, ""); gsub(/;/, ","); stack = ";" $0 stack }
+      END { for (stack in counts) print stack, counts[stack] }' | sort
+    echo "==="
+  fi
   exit
 fi
 
