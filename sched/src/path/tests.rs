@@ -279,6 +279,8 @@ fn ranges_use_both_paths_where_one_stream_could_not() {
     let Some(PathChoice::Ranges(ranges)) = choice else { panic!("{choice:?}") };
     assert!(ranges.iter().all(|range| range.bytes == 450_000), "{ranges:?}");
     assert_eq!(place(Placement::Paced, &request, &[path(100, 1), path(1, 400)], 0), Some(PathChoice::One(0)));
+    let choice = place(Placement::Paced, &request, &[path(10, 1), path(1, 1)], 0);
+    assert!(matches!(choice, Some(PathChoice::Ranges(_))), "it ends an eleventh earlier: {choice:?}");
     assert!(split(&request, &[path(20, 1), path(1, 1)]).len() == 2, "it would end a 21st earlier");
     assert_eq!(place(Placement::Paced, &request, &[path(20, 1), path(1, 1)], 0), Some(PathChoice::One(0)));
 }

@@ -7,91 +7,113 @@ use plan::paths::Scheduler;
 
 use super::row::Row;
 
+/// The least share of A's packets on the slower path, in percent, with which A counts as sharing that path with B.
+const SHARES_PCT: f64 = 10.0;
+
+/// How many times as fast `paced` is to send A as MPQUIC's own scheduler, where that has A share the slower path.
+const TIMES: f64 = 3.0;
+
+/// The longest time of B under `paced`, as a multiple of that under the best placement of whole streams.
+const LONGEST: f64 = 1.05;
+
 /// Renders rows as Markdown: for the first variant, a table for each stream, with a line for each cell and a column for
-/// each scheduler; for every variant, a comparison with `paced`.
+/// each scheduler; after these, tables that hold `paced` to its goals in every variant.
 #[must_use]
 pub fn tables(rows: &[Row]) -> String {
-    let mut text = String::new();
-    let variants = distinct(rows.iter().map(|row| row.variant.as_str()));
-    for (at, variant) in variants.into_iter().enumerate() {
-        let here: Vec<_> = rows.iter().filter(|row| row.variant == variant).collect();
-        let Some(first) = here.first() else { continue };
-        if at > 0 {
-            _ = writeln!(text, "{} ({variant}):\n", first.plan);
-            text += &compared(&here);
-            continue;
-        }
-        let last = first.seed + first.repetitions - 1;
-        _ = writeln!(
-            text,
-            "{} ({variant}): milliseconds from request to last byte, mean ± standard deviation (not an interval) over seeds \
-             {} to {last}; the closed form in brackets.\n",
-            first.plan, first.seed
-        );
-        let schedulers = distinct(here.iter().map(|row| row.scheduler));
-        for stream in distinct(here.iter().map(|row| row.stream.as_str())) {
-            _ = writeln!(text, "Stream {stream}:\n");
-            _ = write!(text, "| {} |", first.axis);
-            schedulers.iter().for_each(|scheduler| _ = write!(text, " {} |", scheduler.name()));
-            _ = writeln!(text, "\n|---|{}", "--:|".repeat(schedulers.len()));
-            for cell in distinct(here.iter().map(|row| row.cell.as_str())) {
-                _ = write!(text, "| {cell} |");
-                for scheduler in &schedulers {
-                    let found = find(&here, cell, *scheduler, stream);
-                    _ = write!(text, " {} |", found.map_or("–".to_owned(), shown));
-                }
-                text.push('\n');
-            }
-            text.push('\n');
-        }
-        text += &compared(&here);
+    let Some(first) = rows.first() else { return String::new() };
+    let mut text = format!(
+        "{} ({}): milliseconds from request to last byte, mean ± standard deviation (not an interval) over seeds {} to {}; \
+         the closed form in brackets.\n\n",
+        first.plan,
+        first.variant,
+        first.seed,
+        first.seed + first.repetitions - 1
+    );
+    let schedulers = distinct(rows.iter().map(|row| row.scheduler));
+    for stream in distinct(rows.iter().map(|row| row.stream.as_str())) {
+        let of = |cell: &str, scheduler: &Scheduler| find(rows, &first.variant, cell, *scheduler, stream).map(shown);
+        _ = writeln!(text, "Stream {stream}:\n\n{}", table(rows, &schedulers, |scheduler| scheduler.name(), of));
     }
+    text += &goals(rows);
     text.trim_end().to_owned() + "\n"
 }
 
-/// Compares `paced`: for the first stream with MPQUIC's own scheduler, for the last one with the best placement of whole
-/// streams.
-fn compared(rows: &[&Row]) -> String {
+/// Compares `paced` in all variants: the first stream with MPQUIC's own scheduler, the last one with the best placement of whole
+/// streams. Figures that miss a goal are in bold.
+fn goals(rows: &[Row]) -> String {
     let streams = distinct(rows.iter().map(|row| row.stream.as_str()));
     let (Some(first), Some(last)) = (streams.first(), streams.last()) else { return String::new() };
-    let cells = distinct(rows.iter().map(|row| row.cell.as_str()));
-    let ratio = |stream: &str, cell: &str, of: Scheduler, to: Scheduler| {
-        let time = |scheduler| find(rows, cell, scheduler, stream).map(|row| row.completion_ms);
+    let variants = distinct(rows.iter().map(|row| row.variant.as_str()));
+    let by_variant =
+        |shown: &dyn Fn(&str, &str) -> Option<String>| table(rows, &variants, |it| it, |cell, it| shown(cell, it));
+    let ratio = |cell: &str, variant: &str, stream: &str, of: Scheduler, to: Scheduler| {
+        let time = |scheduler| find(rows, variant, cell, scheduler, stream).map(|row| row.completion_ms);
         Some(time(of)? / time(to)?)
     };
-    let pairs = [
-        (first, Scheduler::MpquicLowestRtt, Scheduler::Paced),
-        (last, Scheduler::Paced, Scheduler::BestPerStream),
-        (last, Scheduler::PacedRanges, Scheduler::BestPerStream),
-        (last, Scheduler::PacedRanges, Scheduler::MpquicLowestRtt),
-    ];
-    let mut text = String::new();
-    for (stream, of, to) in pairs {
-        let ratios = cells.iter().filter_map(|cell| Some(format!("{cell}: {:.2}", ratio(stream, cell, of, to)?)));
-        let ratios: Vec<_> = ratios.collect();
-        if !ratios.is_empty() {
-            let (of, to, ratios) = (of.name(), to.name(), ratios.join("; "));
-            _ = writeln!(text, "Stream {stream}: time under {of} as a multiple of that under {to}: {ratios}.\n");
-        }
-    }
-    let slow = cells.iter().filter_map(|cell| {
-        let row = find(rows, cell, Scheduler::MpquicLowestRtt, first)?;
-        Some(format!("{cell}: {:.0} %", row.slow_path_pct))
+    let of_first = by_variant(&|cell, variant| {
+        let slow_pct = find(rows, variant, cell, Scheduler::MpquicLowestRtt, first)?.slow_path_pct;
+        let times = |to| ratio(cell, variant, first, Scheduler::MpquicLowestRtt, to);
+        let (times, most) = (times(Scheduler::Paced)?, times(Scheduler::BestPerStream)?);
+        let times = marked(format!("{times:.2}"), slow_pct > SHARES_PCT && times < TIMES);
+        Some(format!("{times} of {most:.2} ({slow_pct:.0} %)"))
     });
-    let slow: Vec<_> = slow.collect();
-    if !slow.is_empty() {
-        _ = writeln!(
-            text,
-            "Share of {first}'s packets on the slower path under mpquic-lowest-rtt: {}.\n",
-            slow.join("; ")
-        );
-    }
-    text
+    let of_last = by_variant(&|cell, variant| {
+        let to_best = |of| ratio(cell, variant, last, of, Scheduler::BestPerStream);
+        let (whole, ranges) = (to_best(Scheduler::Paced)?, to_best(Scheduler::PacedRanges)?);
+        let whole = marked(format!("{whole:.3}"), whole > LONGEST);
+        Some(format!("{whole}; {}", marked(format!("{ranges:.3}"), ranges >= 1.0)))
+    });
+    let to_packets = by_variant(&|cell, variant| {
+        let ratio = ratio(cell, variant, last, Scheduler::PacedRanges, Scheduler::MpquicLowestRtt)?;
+        Some(format!("{ratio:.2}"))
+    });
+    let titles = [
+        format!(
+            "Stream {first}: time under mpquic-lowest-rtt as a multiple of that under paced, \"of\" the multiple of that under \
+             best-per-stream, which no placement of whole streams exceeds; in brackets, the share of {first}'s packets on the slower \
+             path under mpquic-lowest-rtt. Bold: this share is more than {SHARES_PCT:.0} %, and paced is not {TIMES:.0} times as fast \
+             (goal)."
+        ),
+        format!(
+            "Stream {last}: time as a multiple of that under best-per-stream, under paced; under paced-ranges. Bold: paced takes more \
+             than {LONGEST} times as long, or paced-ranges is not faster (goals)."
+        ),
+        format!("Stream {last}: time under paced-ranges as a multiple of that under mpquic-lowest-rtt."),
+    ];
+    let tables = titles.into_iter().zip([of_first, of_last, to_packets]).filter(|(_, table)| !table.is_empty());
+    tables.map(|(title, table)| format!("{title}\n\n{table}\n")).collect()
 }
 
-fn find<'a>(rows: &[&'a Row], cell: &str, scheduler: Scheduler, stream: &str) -> Option<&'a Row> {
-    let wanted = (cell, scheduler, stream);
-    rows.iter().copied().find(|row| (row.cell.as_str(), row.scheduler, row.stream.as_str()) == wanted)
+fn marked(figure: String, is_missed: bool) -> String {
+    if is_missed { format!("**{figure}**") } else { figure }
+}
+
+/// Renders a table with a line for each cell; nothing if it has no figure.
+fn table<C>(
+    rows: &[Row],
+    columns: &[C],
+    name: impl Fn(&C) -> &str,
+    shown: impl Fn(&str, &C) -> Option<String>,
+) -> String {
+    let axis = rows.first().map_or("", |row| row.axis.as_str());
+    let names: String = columns.iter().map(|column| format!(" {} |", name(column))).collect();
+    let mut text = format!("| {axis} |{names}\n|---|{}\n", "--:|".repeat(columns.len()));
+    let mut is_empty = true;
+    for cell in distinct(rows.iter().map(|row| row.cell.as_str())) {
+        _ = write!(text, "| {cell} |");
+        for column in columns {
+            let figure = shown(cell, column);
+            is_empty &= figure.is_none();
+            _ = write!(text, " {} |", figure.as_deref().unwrap_or("–"));
+        }
+        text.push('\n');
+    }
+    if is_empty { String::new() } else { text }
+}
+
+fn find<'a>(rows: &'a [Row], variant: &str, cell: &str, scheduler: Scheduler, stream: &str) -> Option<&'a Row> {
+    let wanted = (variant, cell, scheduler, stream);
+    rows.iter().find(|row| (row.variant.as_str(), row.cell.as_str(), row.scheduler, row.stream.as_str()) == wanted)
 }
 
 fn shown(row: &Row) -> String {
