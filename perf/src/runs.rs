@@ -121,17 +121,19 @@ fn run_serving(experiment: &Experiment, plan: &ServingPlan) -> Result<()> {
     ensure!(experiment.path_scheduler.is_empty(), "--path-scheduler is for plans with several paths");
     let origin = Origin::of_this_run("simulated")?;
     let fingerprint = |variant: &str| anyhow::Ok(plan.variant(variant)?.fingerprint());
-    let mut rows = Vec::new();
+    let (mut rows, mut drawn) = (Vec::new(), Vec::new());
     for variant in experiment.variants(plan.variants()) {
         let mut plan = plan.variant(variant)?;
         plan.seeds.evaluations = experiment.repetitions.unwrap_or(plan.seeds.evaluations);
-        rows.extend(routing::run(&plan, &experiment.policy)?);
+        let (of_variant, of_windows) = routing::run_and_draw(&plan, &experiment.policy)?;
+        rows.extend(of_variant);
+        drawn.extend(of_windows);
         // Trainings take long, so finished variants are kept.
         if let Some(path) = &experiment.json {
             write_rows(path, &rows, &origin, |row| fingerprint(&row.variant))?;
         }
     }
-    show_serving(&rows, &goals(plan, &rows), experiment.plot.as_deref())
+    show_serving((&rows, drawn), &goals(plan, &rows), experiment.plot.as_deref())
 }
 
 fn run_paths(experiment: &Experiment, plan: &PathsPlan) -> Result<()> {
@@ -245,7 +247,8 @@ fn write_rows<R: serde::Serialize>(
 }
 
 /// Prints the tables of a file of rows, and draws their pictures: rows of model serving, of its comparison with
-/// processes, of paths, of pages or of the kernel's stack.
+/// processes, of paths, of pages or of the kernel's stack. Only a run draws windows of requests, which rows do not
+/// tell.
 ///
 /// # Errors
 /// When the file cannot be read or has other rows, or a picture cannot be written.
@@ -273,7 +276,7 @@ pub fn show(results: &Path, plot: Option<&Path>) -> Result<()> {
         Some(plan::Any::Serving(plan)) => goals(&plan, &rows),
         _ => Goals::default(),
     };
-    show_serving(&rows, &goals, plot)
+    show_serving((&rows, Vec::new()), &goals, plot)
 }
 
 /// Returns the goals of the variant that tables show: the variant of the first row.
@@ -294,11 +297,16 @@ fn show_paths(rows: &[paths::Row], plot: Option<&Path>) -> Result<()> {
     Ok(())
 }
 
-/// Prints tables of rows, and draws their pictures.
-fn show_serving(rows: &[routing::Row], goals: &Goals, plot: Option<&Path>) -> Result<()> {
+/// Prints tables of rows, and draws their pictures and those of their run.
+fn show_serving(
+    (rows, drawn): (&[routing::Row], Vec<routing::Picture>),
+    goals: &Goals,
+    plot: Option<&Path>,
+) -> Result<()> {
     say!("{}", routing::tables(rows, goals));
-    for (name, svg) in plot.map(|_| routing::pictures(rows)).unwrap_or_default() {
-        let Some(path) = plot.map(|path| named_after(path, &name)) else { continue };
+    let Some(plot) = plot else { return Ok(()) };
+    for (name, svg) in routing::pictures(rows).into_iter().chain(drawn) {
+        let path = named_after(plot, &name);
         fs::write(&path, svg).with_context(|| format!("failed to write {}", path.display()))?;
         say!("a picture is {}", path.display());
     }

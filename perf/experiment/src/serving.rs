@@ -14,6 +14,7 @@ mod play;
 pub mod processes;
 mod row;
 mod tables;
+mod windows;
 
 use std::collections::BTreeMap;
 
@@ -25,13 +26,26 @@ use self::{
     play::{Cell, Offered},
     row::ByPolicy,
 };
-pub use self::{pictures::pictures, row::Row, tables::tables};
+pub use self::{
+    pictures::{Picture, pictures},
+    row::Row,
+    tables::tables,
+};
 
 /// Trains the policies that learn, plays everything, and returns the rows of results, in the order of the plan.
 ///
 /// # Errors
 /// When there are fewer than two seeds, or `only` names no policy of the plan.
 pub fn run(plan: &ServingPlan, only: &[String]) -> Result<Vec<Row>> {
+    Ok(run_and_draw(plan, only)?.0)
+}
+
+/// Does so, and draws what rows do not tell: how each policy scores from request to request of the first seed, where
+/// windows of requests are counted. Returns these pictures with their names, as [`pictures`] does.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_and_draw(plan: &ServingPlan, only: &[String]) -> Result<(Vec<Row>, Vec<Picture>)> {
     ensure!(plan.seeds.evaluations >= 2, "an interval needs at least two seeds");
     for name in only {
         let known = plan.policies.iter().any(|policy| policy.name == *name);
@@ -41,7 +55,7 @@ pub fn run(plan: &ServingPlan, only: &[String]) -> Result<Vec<Row>> {
     plan.policies.retain(|policy| only.is_empty() || only.contains(&policy.name));
     let setup = plan.setup();
     let learned = learn::all(&plan, &plan.training_setup(&setup));
-    let mut rows = Vec::new();
+    let (mut rows, mut drawn) = (Vec::new(), Vec::new());
     // By workload and scheduler, for means over rates.
     let mut rates: BTreeMap<(usize, usize), (Cell, Vec<ByPolicy>)> = BTreeMap::new();
     for cell in Cell::all(&plan) {
@@ -57,12 +71,13 @@ pub fn run(plan: &ServingPlan, only: &[String]) -> Result<Vec<Row>> {
             }
         }
         rows.extend(row::of_cell(&plan, &cell, &by_policy));
+        drawn.extend(windows::picture(&plan, &setup, &cell, &learned));
         if cell.rate.is_some() {
             rates.entry((cell.workload, cell.scheduler)).or_insert((cell, Vec::new())).1.push(by_policy);
         }
     }
     rows.extend(rates.values().flat_map(|(cell, by_rate)| row::over_rates(&plan, cell, by_rate)));
-    Ok(rows)
+    Ok((rows, drawn))
 }
 
 #[cfg(test)]

@@ -22,6 +22,9 @@ const COLORS: [&str; 12] = [
     "#c39bd3", "#34495e",
 ];
 
+/// The name of a picture, and the picture as SVG.
+pub type Picture = (String, String);
+
 /// The plot area of one panel.
 struct Panel<'a> {
     left: f64,
@@ -33,7 +36,7 @@ struct Panel<'a> {
 /// Draws the rows of workloads with rates, for each variant. Returns each picture with a name: the variant, and what it
 /// shows.
 #[must_use]
-pub fn pictures(rows: &[Row]) -> Vec<(String, String)> {
+pub fn pictures(rows: &[Row]) -> Vec<Picture> {
     let mut pictures = Vec::new();
     for variant in distinct(rows.iter().map(|row| row.variant.as_str())) {
         let with_rates = |row: &&Row| row.variant == variant && row.rate.is_some() && row.task == "all";

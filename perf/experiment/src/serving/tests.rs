@@ -63,6 +63,26 @@ fn a_policy_alone_is_what_it_is_among_others() {
 }
 
 #[test]
+fn windows_are_drawn_for_each_policy_without_the_guard_where_they_are_counted() {
+    let plan = tiny("routing-fig4-6");
+    let (rows, drawn) = run_and_draw(&plan, &["6.7b", "rule", "tuned", "tuned-guarded"].map(str::to_owned)).unwrap();
+    let names: Vec<_> = drawn.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["base-windows-bursts", "base-windows-bursts-wide"]);
+    for (name, svg) in &drawn {
+        let panels: Vec<_> = svg.lines().filter(|line| line.contains("font-weight=\"bold\">")).skip(1).collect();
+        let titles = ["requests per second", "6.7b", "rule", "tuned"];
+        assert!(
+            panels.len() == 4 && panels.iter().zip(titles).all(|(panel, title)| panel.contains(title)),
+            "{panels:?}"
+        );
+        assert!(svg.matches("<polyline").count() == 7 && !svg.contains("NaN"), "{name}: {svg}");
+    }
+    assert!(pictures(&rows).iter().all(|(name, _)| !names.contains(&name.as_str())), "rows do not tell the course");
+    let (_, drawn) = run_and_draw(&tiny("routing-table3-4"), &["1.3b".to_owned()]).unwrap();
+    assert!(drawn.is_empty(), "no windows are counted");
+}
+
+#[test]
 fn tables_say_which_goals_are_met() {
     let plan = tiny("routing-fig4-6");
     let mut rows = run(&plan, &[]).unwrap();
