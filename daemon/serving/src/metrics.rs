@@ -25,7 +25,11 @@ use prometheus_client::{
 use role::{access::served::Served, user_labels::UserLabels};
 use sched::route::{ModelChoice, Reason};
 
-use self::{engines::ShownEngines, genai::GenAi, quotas::Quotas};
+use self::{
+    engines::ShownEngines,
+    genai::{DURATION, GenAi},
+    quotas::Quotas,
+};
 use crate::{
     routes::{Decided, Route},
     spending::Spending,
@@ -91,7 +95,7 @@ struct Checked {
     result: &'static str,
 }
 
-/// The bucket limits of the histogram of predictions.
+/// The bucket limits of the histogram of durations as multiples of predictions.
 const RATIOS: [f64; 11] = [0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0];
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -116,7 +120,10 @@ pub struct GatewayMetrics {
     users: UserLabels,
     retries: Family<OfModel, Counter>,
     deadlines: Family<Deadlines, Counter>,
+    ratio: Family<OfModel, Histogram>,
+    /// The durations of the same answers, as predicted and as they were.
     predicted: Family<OfModel, Histogram>,
+    actual: Family<OfModel, Histogram>,
     placed: Family<Placed, Counter>,
     decisions: Family<Decision, Counter>,
     shadowed: Family<Shadowed, Counter>,
@@ -148,6 +155,7 @@ pub struct InFlight(Gauge<i64, AtomicI64>);
 impl Default for GatewayMetrics {
     fn default() -> Self {
         let seconds: fn() -> Histogram = || Histogram::new(exponential_buckets(0.001, 2.0, 16));
+        let durations: fn() -> Histogram = || Histogram::new(DURATION);
         Self {
             ended: Family::default(),
             in_flight: Gauge::default(),
@@ -158,7 +166,9 @@ impl Default for GatewayMetrics {
             users: UserLabels::default(),
             retries: Family::default(),
             deadlines: Family::default(),
-            predicted: Family::new_with_constructor(|| Histogram::new(RATIOS)),
+            ratio: Family::new_with_constructor(|| Histogram::new(RATIOS)),
+            predicted: Family::new_with_constructor(durations),
+            actual: Family::new_with_constructor(durations),
             placed: Family::default(),
             decisions: Family::default(),
             shadowed: Family::default(),
@@ -200,7 +210,11 @@ impl GatewayMetrics {
         let help = "Requests with a deadline, by whether it was met; failures, and refusals for lack of engines or time, count as missed";
         registry.register("gateway_deadlines", help, self.deadlines.clone());
         let help = "How long answers took, as a multiple of the predicted time";
-        registry.register("gateway_predicted_ratio", help, self.predicted.clone());
+        registry.register("gateway_predicted_ratio", help, self.ratio.clone());
+        let help = "How long answers were predicted to take from the choice of their model, in seconds";
+        registry.register("gateway_predicted_seconds", help, self.predicted.clone());
+        let help = "How long the answers in gateway_predicted_seconds took, in seconds";
+        registry.register("gateway_actual_seconds", help, self.actual.clone());
         let help = "Requests with a session or a long enough prompt, by whether they went to an engine that had served a similar one";
         registry.register("gateway_affinity", help, self.placed.clone());
         let help = "Choices of a model by the policies of aliases, by reason";
@@ -270,11 +284,14 @@ impl GatewayMetrics {
         self.deadlines.get_or_create(&Deadlines { model: model.clone(), result }).inc();
     }
 
-    /// Counts a complete answer that took `took` since the decision about it, relative to its prediction.
+    /// Counts a complete answer that took `took` since the decision about it, beside its prediction; nothing if there
+    /// was none.
     pub fn finished(&self, model: &Arc<str>, took: Duration, route: &Route) {
         if let Some(predicted) = route.choice.map(|choice| choice.predicted_ns).filter(|ns| *ns > 0) {
-            let ratio = took.as_nanos() as f64 / predicted as f64;
-            self.predicted.get_or_create(&OfModel { model: model.clone() }).observe(ratio);
+            let (of, predicted) = (OfModel { model: model.clone() }, Duration::from_nanos(predicted));
+            self.ratio.get_or_create(&of).observe(took.as_secs_f64() / predicted.as_secs_f64());
+            self.predicted.get_or_create(&of).observe(predicted.as_secs_f64());
+            self.actual.get_or_create(&of).observe(took.as_secs_f64());
         }
     }
 

@@ -2,6 +2,7 @@
 //! sources. Needs neither root nor a kernel.
 
 mod arrows;
+mod cancellation;
 mod dispatch;
 mod documents;
 mod edt_pace;

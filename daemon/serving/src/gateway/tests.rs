@@ -29,6 +29,7 @@ use crate::{departure::Departure, message, routes::tests::model, tenants::tests:
 mod aliases;
 mod failing;
 mod http3;
+mod leaving;
 
 type ToSend = UnsyncBoxBody<Bytes, Infallible>;
 
@@ -233,6 +234,30 @@ async fn a_refusal_says_which_model_was_chosen_and_how_long_its_answer_was_predi
 }
 
 #[tokio::test]
+async fn an_answer_is_counted_beside_its_prediction_and_not_at_all_without_one() {
+    let answers = engine("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await;
+    for is_known in [true, false] {
+        let mut client = Client::of(&answers).await;
+        if is_known {
+            let curve = sched::route::Curve::new(sched::route::Cost { gpu_ns: 1e7, ..Default::default() });
+            client.gateway.routes.recall(None, |_, _| Some(curve));
+        }
+        let (status, _) = client.chat(whole(r#"{"model":"large","max_tokens":20}"#.into())).await;
+        assert_eq!((status, client.served.recv().await.unwrap().reason), (200, "answered"));
+        let text = shown(&client.gateway.metrics);
+        for line in [
+            "gateway_predicted_seconds_sum{model=\"large\"} 0.19\n",
+            "gateway_predicted_seconds_bucket{le=\"0.16\",model=\"large\"} 0\n",
+            "gateway_predicted_seconds_bucket{le=\"0.32\",model=\"large\"} 1\n",
+            "gateway_actual_seconds_bucket{le=\"+Inf\",model=\"large\"} 1\n",
+            "gateway_predicted_ratio_count{model=\"large\"} 1\n",
+        ] {
+            assert_eq!(text.contains(line), is_known, "{line}{text}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_refusal_after_the_last_model_of_an_alias_failed_says_which_model_that_was() {
     let names = ["large", "small"].map(str::to_owned).to_vec();
     let engines: Vec<_> = vec!["http://127.0.0.1:1/v1".parse().unwrap()];
@@ -292,37 +317,6 @@ async fn a_body_that_comes_byte_by_byte_holds_its_place_for_half_a_minute() {
     let (status, _) = client.chat(StreamBody::new(Box::pin(pieces)).boxed_unsync()).await;
     assert_eq!((status, client.served.recv().await.unwrap().reason), (408, "body_timeout"));
     assert!((30..32).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
-}
-
-#[tokio::test]
-async fn a_client_that_leaves_before_the_answer_pays_for_the_prompt_that_the_engine_read() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let engine = listener.local_addr().unwrap();
-    let (asked, mut is_asked) = mpsc::unbounded_channel();
-    tokio::spawn(async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            let asked = asked.clone();
-            let silence = service_fn(move |request: Request<hyper::body::Incoming>| {
-                let asked = asked.clone();
-                async move {
-                    _ = request.into_body().collect().await;
-                    _ = asked.send(());
-                    std::future::pending::<Result<Response<Full<Bytes>>, Infallible>>().await
-                }
-            });
-            tokio::spawn(server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), silence));
-        }
-    });
-    let mut client = Client::of(&format!("http://{engine}/v1")).await;
-    let body = format!(r#"{{"model":"large","messages":"{}"}}"#, "x".repeat(4_000));
-    let prompt_tokens = body.len() as u64 / 4;
-    let waiting = tokio::spawn(client.requests.send_request(chat(whole(body))));
-    is_asked.recv().await.unwrap();
-    waiting.abort();
-    drop(client.requests);
-    let served = client.served.recv().await.unwrap();
-    assert_eq!((served.status, served.reason), (None, "cancelled"));
-    assert_eq!(served.usage, Some(TokenUsage { prompt_tokens, completion_tokens: 0 }));
 }
 
 /// An event with a token.

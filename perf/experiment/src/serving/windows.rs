@@ -23,7 +23,7 @@ const OF_WINDOW: &str = "stroke=\"#4878a8\" stroke-width=\"1\"";
 const OF_ALL: &str = "stroke=\"#c0392b\" stroke-width=\"1.6\"";
 
 /// A curve has at most about this many points.
-const POINTS: usize = 1_000;
+const POINTS: usize = 500;
 
 /// The requests of one seed, and what each policy got for them.
 struct Course<'a> {
