@@ -110,6 +110,7 @@ pub(crate) struct RawArrivals {
     pub(crate) shed_packets: u64,
 }
 
+// `aya` derives this promise for no type, and takes only types with it as keys and values of maps.
 // SAFETY: all consist of integers in C's layout, without padding that could be uninitialised.
 unsafe impl Pod for RawTerms {}
 // SAFETY: as above.

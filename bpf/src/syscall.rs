@@ -100,7 +100,8 @@ fn any_socket() -> io::Result<OwnedFd> {
     Ok(socket(AddressFamily::INET).or_else(|_| socket(AddressFamily::INET6))?)
 }
 
-/// Sets a socket option whose value is an `int` (setsockopt(2)).
+/// Sets a socket option whose value is an `int` (setsockopt(2)). `rustix` has none of those that this crate sets, and
+/// `socket2` only `SO_MARK`. `pacing` has the same function, but that crate depends on the transport.
 pub(crate) fn set_option(socket: &impl AsFd, level: i32, name: i32, value: i32) -> io::Result<()> {
     let size = size_of::<i32>() as libc::socklen_t;
     let fd = socket.as_fd().as_raw_fd();
@@ -145,6 +146,7 @@ impl NetworkDevice {
         for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
             *to = from.cast_signed();
         }
+        // `rustix` has only the ioctls for names and indices, and a request of rtnetlink would be longer than this one.
         // SAFETY: the kernel reads the name and writes the address in the structure, which lives through the call.
         if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFHWADDR, &raw mut request) } != 0 {
             let error = io::Error::last_os_error();

@@ -28,7 +28,8 @@ impl Activation {
     /// paced cannot use a socket; the message says which sockets it can.
     pub fn take() -> Result<Self> {
         let passed = sd_notify::listen_fds().context("the service manager's LISTEN_FDS cannot be read")?;
-        // SAFETY: the descriptors are open and, by the protocol, belong to this process; no other code takes them.
+        // SAFETY: the descriptors are open and, by the protocol, belong to this process; no other code takes them. `sd_notify`
+        // returns bare numbers, because only this program knows that.
         Self::sort(passed.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 

@@ -12,7 +12,7 @@ use masque::{
     target::{Host, Target},
     tunnel::Form,
 };
-use quic::segments::Segments;
+use quic::segments::{MAX_MESSAGE_BYTES, Segments};
 use relay_client::{
     OpenError, backoff, drive,
     endpoint::{ANSWER_TIMEOUT, Endpoint},
@@ -48,7 +48,7 @@ pub(crate) struct Arguments {
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     count: u32,
     /// The size of each payload in bytes
-    #[arg(long, default_value_t = 1_200, value_parser = clap::value_parser!(u16).range(HEADER_BYTES as i64..=65_507))]
+    #[arg(long, default_value_t = 1_200, value_parser = clap::value_parser!(u16).range(HEADER_BYTES as i64..=MAX_MESSAGE_BYTES as i64))]
     size: u16,
     /// The time between two payloads in milliseconds
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=60_000))]

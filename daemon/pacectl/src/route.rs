@@ -3,7 +3,6 @@
 use std::{
     collections::BTreeSet,
     fs,
-    io::{self, Write as _},
     path::{Path, PathBuf},
     time::Instant,
 };
@@ -338,20 +337,10 @@ fn made_by(scenario_sha256: &str) -> String {
     format!("Made by pacectl {} of the scenario with the SHA-256 {scenario_sha256}:\n", env!("CARGO_PKG_VERSION"))
 }
 
-/// Replaces a file as a whole, so that a running paced never reads half of it. Unlike a file of state, it keeps the mode
+/// Replaces a file as a whole, so that a running paced never reads half of it. Unlike a file of state, it has the mode
 /// that the user's umask gives, because paced may run as another user.
 fn write(file: &Path, bytes: &[u8]) -> Result<()> {
-    let Some(name) = file.file_name() else { bail!("{} is not the name of a file", file.display()) };
-    let mut beside = name.to_owned();
-    beside.push(".new");
-    let beside = file.with_file_name(beside);
-    let write = || -> io::Result<()> {
-        let mut new = fs::File::create(&beside)?;
-        new.write_all(bytes)?;
-        new.sync_all()?;
-        fs::rename(&beside, file)
-    };
-    write().inspect_err(|_| _ = fs::remove_file(&beside)).with_context(|| format!("failed to write {}", file.display()))
+    state::replace_with_mode(file, bytes, 0o666).with_context(|| format!("failed to write {}", file.display()))
 }
 
 fn report(as_json: bool, facts: Value, words: impl FnOnce() -> String) -> Result<()> {

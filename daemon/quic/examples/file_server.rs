@@ -18,6 +18,9 @@ mod slow_link;
 /// The server's files: name, size in bytes, and the class in which each is answered.
 const FILES: [(&str, usize, &str); 2] = [("film", 3_000_000, "bulk"), ("page", 8_000, "urgent")];
 
+/// How long a page may take, from its first byte on.
+const DEADLINE: Duration = Duration::from_millis(100);
+
 /// How many answers with a deadline met it.
 #[derive(Clone, Copy, Default)]
 struct Tally {
@@ -30,8 +33,7 @@ async fn main() -> Result<()> {
     let folder = std::env::temp_dir().join(format!("quic-file-server-{}", std::process::id()));
     for (name, discipline) in [("first come, first served", Discipline::Fcfs), ("by priority", Discipline::Abs)] {
         let bulk = ClassSettings { priority: 1, ..ClassSettings::named("bulk") };
-        let deadline = Some(Duration::from_millis(100));
-        let urgent = ClassSettings { priority: 200, deadline, ..ClassSettings::named("urgent") };
+        let urgent = ClassSettings { priority: 200, ..ClassSettings::named("urgent") };
         let settings = ApplicationSettings { classes: vec![bulk, urgent], ..ApplicationSettings::new(b"files") };
         let identity = tls::development_identity(&folder)?;
         let trust = Trust::Pinned(tls::fingerprint(identity.chain.first().context("a chain has a certificate")?));
@@ -80,7 +82,9 @@ async fn get(mut stream: Stream, name: &'static str) -> Result<Duration> {
 
 async fn serve(mut connection: Connection, tally: watch::Sender<Tally>) -> Result<()> {
     while let Some(mut stream) = connection.accept().await? {
-        let terms = FILES.map(|(_, _, class)| connection.terms(class));
+        let [film, page] = FILES.map(|(_, _, class)| connection.terms(class));
+        // A deadline of these streams alone, whatever their class says.
+        let terms = [film, page.with_deadline(DEADLINE)];
         let tally = tally.clone();
         tokio::spawn(async move {
             let mut asked = Vec::new();

@@ -19,12 +19,12 @@ mod slow_link;
 fn classes() -> Vec<ClassSettings> {
     let (level, deadline) = (Level::High, Some(Duration::from_millis(50)));
     let urgent = ClassSettings { level, deadline, ..ClassSettings::named("urgent") };
-    let normal = ClassSettings { weight: 10, ..ClassSettings::named("normal") };
-    vec![urgent, normal, ClassSettings::named("bulk")]
+    vec![urgent, ClassSettings::named("normal"), ClassSettings::named("bulk")]
 }
 
-/// How many messages each class sends, and their size in bytes.
-const MESSAGES: [(&str, usize, usize); 3] = [("urgent", 20, 1_000), ("normal", 20, 20_000), ("bulk", 4, 200_000)];
+/// How many messages each class sends, their size in bytes, and the weight of each.
+const MESSAGES: [(&str, usize, usize, u16); 3] =
+    [("urgent", 20, 1_000, 1), ("normal", 20, 20_000, 10), ("bulk", 4, 200_000, 1)];
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
@@ -54,9 +54,10 @@ async fn round(settings: &ApplicationSettings) -> Result<()> {
     let mut connection = Connector::new(trust, None, settings)?.connect(address, "localhost").await?;
     let mut exchanges = JoinSet::new();
     // Bulk comes first, so all later messages have to overtake it.
-    for (class, messages, bytes) in MESSAGES.into_iter().rev() {
+    for (class, messages, bytes, weight) in MESSAGES.into_iter().rev() {
         for _ in 0..messages {
-            let stream = connection.open(class).await?;
+            let mut stream = connection.open(class).await?;
+            stream.set_terms(&connection.terms(class).with_weight(weight));
             exchanges.spawn(async move { Ok::<_, anyhow::Error>((class, exchange(stream, class, bytes).await?)) });
         }
     }
@@ -64,7 +65,7 @@ async fn round(settings: &ApplicationSettings) -> Result<()> {
     while let Some(exchange) = exchanges.join_next().await {
         took.push(exchange??);
     }
-    for (class, _, _) in MESSAGES {
+    for (class, ..) in MESSAGES {
         let mut of: Vec<_> = took.iter().filter(|(name, _)| *name == class).map(|(_, took)| *took).collect();
         of.sort_unstable();
         let (median, longest) = (of[of.len() / 2], of[of.len() - 1]);
@@ -99,7 +100,7 @@ async fn serve(mut listener: Listener) {
 /// Echoes messages in the classes that they name.
 async fn echo(mut connection: Connection) -> Result<()> {
     while let Some(mut stream) = connection.accept().await? {
-        let terms = ["urgent", "normal", "bulk"].map(|class| (class, connection.terms(class)));
+        let terms = MESSAGES.map(|(class, _, _, weight)| (class, connection.terms(class).with_weight(weight)));
         tokio::spawn(async move {
             let mut is_known = false;
             while let Some(chunk) = stream.receive.receive().await? {

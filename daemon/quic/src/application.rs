@@ -1,10 +1,13 @@
 //! QUIC for applications: connections on which the application decides what leaves next.
 //!
 //! Each connection has a discipline ([`Discipline`]), and each stream or datagram on it a class: a level, a priority, a
-//! weight, a deadline. The application names them when it starts, and may change both while the connection runs.
+//! weight, a deadline. The application names them when it starts, and may change both while the connection runs. One stream
+//! may have a deadline, a priority or a weight of its own ([`Terms::with_deadline`]). No discipline uses the size of a stream,
+//! so an application names none.
 //!
 //! ```no_run
-//! # use std::path::Path;
+//! use std::time::Duration;
+//!
 //! use quic::{
 //!     application::{ApplicationSettings, ClassSettings, Connector, Discipline},
 //!     tls::Trust,
@@ -16,6 +19,7 @@
 //! let connector = Connector::new(Trust::System, None, &settings)?;
 //! let mut connection = connector.connect(([192, 0, 2, 1], 4433).into(), "server.example").await?;
 //! let mut stream = connection.open("urgent").await?;
+//! stream.set_terms(&connection.terms("urgent").with_deadline(Duration::from_millis(50)));
 //! stream.send.send("now".into()).await?;
 //! stream.send.finish();
 //! println!("{:?}", stream.send.delivered().await?);

@@ -219,6 +219,27 @@ impl Terms {
         Self { service, deadline_ns, ..Self::default() }
     }
 
+    /// Returns these terms with another deadline: for a whole stream, counted from its first byte; for a datagram, from its
+    /// queueing.
+    #[must_use]
+    pub fn with_deadline(self, deadline: Duration) -> Self {
+        Self { deadline_ns: Some(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX)), ..self }
+    }
+
+    /// Returns these terms with another priority, from 0 to 255; the highest goes first, under
+    /// [`Discipline::Abs`](sched::stream::Discipline::Abs).
+    #[must_use]
+    pub fn with_priority(self, priority: u8) -> Self {
+        Self { service: Service { priority, ..self.service }, ..self }
+    }
+
+    /// Returns these terms with another weight: the share in relation to the weights of others, by
+    /// [`Discipline::is_by_share`](sched::stream::Discipline::is_by_share). 0 counts as 1.
+    #[must_use]
+    pub fn with_weight(self, weight: u16) -> Self {
+        Self { service: Service { weight, ..self.service }, ..self }
+    }
+
     /// Returns the service of a stream or flow whose deadline counts from `since_ns`.
     #[must_use]
     pub fn service_since(&self, since_ns: u64) -> Service {

@@ -73,7 +73,7 @@ impl Buffer {
 }
 
 /// The most payload bytes of one message: 65,535 less the headers of IPv4 and UDP. GSO counts all segments against it.
-const MAX_MESSAGE_BYTES: usize = 65_507;
+pub const MAX_MESSAGE_BYTES: usize = 65_507;
 
 /// The smallest buffer, in bytes.
 const LEAST_BYTES: usize = 64;

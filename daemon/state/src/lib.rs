@@ -56,6 +56,14 @@ pub fn replace(file: &Path, bytes: &[u8]) -> io::Result<()> {
     Staged::write(file, bytes)?.replace()
 }
 
+/// Replaces the content of a file like [`replace`], but with the permissions in `mode` that this process's umask leaves.
+///
+/// # Errors
+/// As [`replace`].
+pub fn replace_with_mode(file: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+    Staged::with_mode(file, bytes, mode)?.replace()
+}
+
 /// The next content of a file, on disk beside it. Removed on drop unless it was put in place.
 #[derive(Debug)]
 pub struct Staged<'a> {
@@ -71,13 +79,17 @@ impl<'a> Staged<'a> {
     /// # Errors
     /// The folder does not permit it, or the disk is full. The file stays as it is.
     pub fn write(file: &'a Path, bytes: &[u8]) -> io::Result<Self> {
+        Self::with_mode(file, bytes, 0o600)
+    }
+
+    fn with_mode(file: &'a Path, bytes: &[u8], mode: u32) -> io::Result<Self> {
         let mut name = file.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
         name.push(".new");
         let folder = file.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
         let staged = Self { file, staged: file.with_file_name(name), folder: File::open(folder)? };
         // Left by a process that was killed before it finished.
         _ = fs::remove_file(&staged.staged);
-        let mut new = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&staged.staged)?;
+        let mut new = OpenOptions::new().write(true).create_new(true).mode(mode).open(&staged.staged)?;
         new.write_all(bytes)?;
         new.sync_all()?;
         Ok(staged)
@@ -179,6 +191,10 @@ mod tests {
         replace(&file, b"two").unwrap();
         assert_eq!((fs::read(&file).unwrap(), names()), (b"two".to_vec(), vec!["saved.toml".into()]));
         assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+        // No umask takes the owner's rights, so the mode shows however this test was started.
+        replace_with_mode(&file, b"three", 0o700).unwrap();
+        assert_eq!((fs::read(&file).unwrap(), names()), (b"three".to_vec(), vec!["saved.toml".into()]));
+        assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o700);
         assert!(replace(&folder.join("missing/file"), b"").is_err());
         fs::remove_dir_all(folder).unwrap();
     }

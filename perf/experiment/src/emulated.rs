@@ -12,7 +12,7 @@
 
 use std::{
     net::{Ipv4Addr, SocketAddr, UdpSocket},
-    sync::{Arc, Mutex, PoisonError, atomic::AtomicU64},
+    sync::{Arc, atomic::AtomicU64},
     thread,
     time::{Duration, Instant},
 };
@@ -24,6 +24,7 @@ use lab::{
     netem::Netem,
     netns::{Chain, End, Link, Namespace},
 };
+use parking_lot::Mutex;
 use plan::{Network, Plan, Scheduler};
 use quic::clock::Clock;
 use quinn_udp::{Transmit, UdpSockRef, UdpSocketState};
@@ -157,7 +158,7 @@ impl Emulated {
     pub fn verified(link: &Network, seed: u64) -> Result<Self> {
         static VERIFIED: Mutex<Vec<Network>> = Mutex::new(Vec::new());
         let network = Self::new(link, seed)?;
-        let mut verified = VERIFIED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut verified = VERIFIED.lock();
         if !verified.contains(link) {
             network.verify().context("the network does not match the plan")?;
             verified.push(*link);

@@ -4,7 +4,7 @@ use std::{
     collections::{HashMap, VecDeque},
     net::SocketAddr,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
@@ -14,6 +14,7 @@ use anyhow::{Context as _, Result, anyhow};
 use ends::{Carrier, Departures, MTU, direct::Ends};
 use instruments::{load::Figure, random::Random};
 use lab::simulation::CLOCK;
+use parking_lot::Mutex;
 use plan::{self, Plan, Scheduler};
 use s2n_quic::provider::io::testing::{
     self, Handle,
@@ -35,12 +36,12 @@ pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
     let links = Links::new(plan.network, seed);
     let dropped = links.dropped.clone();
     let slot = result.clone();
-    let done = move |run: Result<Run>| *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(run);
+    let done = move |run: Result<Run>| *slot.lock() = Some(run);
     let simulation = testing::test_seed(links, seed, |handle| {
         start(handle, &plan, scheduler, seed, done).map_err(|error| format!("{error:#}").into())
     });
     simulation.map_err(|error| anyhow!("{error}"))?;
-    let run = result.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let run = result.lock().take();
     let mut run = run.context("the simulation ended before its client")??;
     run.figures.push(Figure { metric: "dropped_packets", value: dropped.load(Relaxed) as f64, unit: "packets" });
     Ok(run)

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use clap::ValueEnum;
 use lab::site::Site;
 use quic::tls;
@@ -286,19 +286,12 @@ fn start_peer(program: &Path, expected: Option<String>) -> Result<Started> {
     Ok(started)
 }
 
-/// Parses 64 hexadecimal digits.
+/// Reads the SHA-256 of a certificate.
 ///
 /// # Errors
 /// When the text is anything else.
 pub fn parse_fingerprint(text: &str) -> Result<[u8; 32]> {
-    let mut fingerprint = [0; 32];
-    if text.len() != 64 || !text.is_ascii() {
-        bail!("a fingerprint is 64 hexadecimal digits");
-    }
-    for (index, byte) in fingerprint.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&text[2 * index..2 * index + 2], 16).context("a fingerprint is hexadecimal")?;
-    }
-    Ok(fingerprint)
+    config::hash::read(text).context("a fingerprint is 64 hexadecimal digits")
 }
 
 /// Makes a folder for the files of a program under test.

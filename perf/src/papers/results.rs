@@ -3,7 +3,6 @@
 use std::{
     collections::BTreeMap,
     fs,
-    io::Write as _,
     path::{Path, PathBuf},
 };
 
@@ -125,7 +124,8 @@ impl Results {
         rows.retain(|(head, _)| !is_replaced(head));
         rows.splice(before..before, new.into_iter().chain(kept));
         let text: String = rows.iter().map(|(_, line)| format!("{line}\n")).collect();
-        write(&path, &text).with_context(|| path.display().to_string())
+        // As a whole, so that an interruption leaves the previous rows.
+        state::replace_with_mode(&path, text.as_bytes(), 0o666).with_context(|| path.display().to_string())
     }
 
     /// Returns the existing lines of a plan in one of its two files.
@@ -153,15 +153,6 @@ fn parse(text: &str) -> Result<Vec<(Head, String)>> {
         Some(error) if !heads.is_empty() => Err(error),
         _ => Ok(heads),
     }
-}
-
-/// Writes a file and gives it its name only then, so that an interruption leaves the previous one.
-fn write(path: &Path, text: &str) -> Result<()> {
-    let new = path.with_extension("json.new");
-    let mut file = fs::File::create(&new)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
-    Ok(fs::rename(new, path)?)
 }
 
 fn file(plan: &str, clock: &str) -> String {

@@ -197,7 +197,7 @@ level = "warn"
 
 fn edge_configuration(listen: SocketAddr, gateway: SocketAddr, fingerprint: &[u8; 32], folder: &Path) -> String {
     let folder = folder.display();
-    let fingerprint: String = fingerprint.iter().map(|byte| format!("{byte:02x}")).collect();
+    let fingerprint = config::hash::hex(fingerprint);
     format!(
         r#"state_dir = "{folder}/edge"
 [[serve]]

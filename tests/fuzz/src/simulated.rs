@@ -9,7 +9,7 @@ use std::{
     net::{IpAddr, SocketAddr},
     pin::pin,
     sync::{
-        Arc, LazyLock, Mutex, PoisonError,
+        Arc, LazyLock,
         atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
@@ -29,6 +29,7 @@ use masque::{
     request::{self, TunnelProtocol},
     template::Template,
 };
+use parking_lot::Mutex;
 use quic::{
     datagrams::{DatagramCounters, Datagrams, QueueLimits, Schedule},
     endpoint::{Admission, Transport},
@@ -133,7 +134,7 @@ pub struct Books {
 impl Books {
     /// Whether the relay buffers more than it may for a stranger that is still connected.
     pub fn is_exceeded(&self) -> bool {
-        let standings = self.standings.lock().unwrap_or_else(PoisonError::into_inner);
+        let standings = self.standings.lock();
         standings.iter().any(|(standing, ended)| {
             let bound_bytes = u64::from(standing.terms().held_bytes);
             !standing.is_known() && standing.held_bytes() > bound_bytes && !ended.load(Relaxed)
@@ -223,7 +224,7 @@ async fn serve_connection(connection: s2n_quic::Connection, books: &Arc<Books>) 
     let standing = handle.query_event_context(|state: &ConnectionState| state.standing.clone());
     let Ok(standing) = standing else { return };
     let ended = Arc::<AtomicBool>::default();
-    books.standings.lock().unwrap_or_else(PoisonError::into_inner).push((standing.clone(), ended.clone()));
+    books.standings.lock().push((standing.clone(), ended.clone()));
     let mut serving = pin!(serve_requests(connection, books));
     if within(standing.terms().time, serving.as_mut()).await.is_none() {
         if !standing.is_known() {

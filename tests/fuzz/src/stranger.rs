@@ -7,7 +7,7 @@
 use std::{
     collections::{HashMap, VecDeque},
     net::SocketAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -15,6 +15,7 @@ use anyhow::Result;
 use bytes::BufMut as _;
 use lab::simulation::{TEMPLATE, request_head, within};
 use masque::{h3, request, target::Target, template::Template, varint};
+use parking_lot::{Mutex, MutexGuard};
 use quic::endpoint::Transport;
 use s2n_codec::{DecoderBufferMut, Encoder as _, EncoderBuffer, encoder::scatter};
 use s2n_quic::{
@@ -127,7 +128,7 @@ struct Rewriter(Arc<Mutex<Pen>>);
 
 impl Rewriter {
     fn pen(&self) -> MutexGuard<'_, Pen> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     fn add(&self, payload: &[u8]) {
@@ -247,9 +248,9 @@ impl Stranger {
             .builder()
             .with_initial_mtu(transport.initial_mtu)
             .with_max_mtu(transport.max_mtu)
-            .on_socket(move |socket| *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(socket));
+            .on_socket(move |socket| *place.lock() = Some(socket));
         let client = client(io.build()?, &transport, 0x57_4a, rewriter.clone())?;
-        let socket = found.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let socket = found.lock().take();
         let socket = socket.ok_or_else(|| anyhow::anyhow!("an endpoint has a socket"))?;
         Ok(Self {
             relay,

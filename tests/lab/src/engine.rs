@@ -25,8 +25,8 @@ mod tokens;
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -37,6 +37,7 @@ use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use parking_lot::Mutex;
 use rustls::ServerConfig;
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
@@ -239,15 +240,13 @@ impl Engine {
 
     /// Changes what the engine reports about itself.
     pub fn say(&self, says: Says) {
-        if let Ok(mut now) = self.state.says.lock() {
-            *now = says;
-        }
+        *self.state.says.lock() = says;
     }
 
     /// Returns the last request that the engine received.
     #[must_use]
     pub fn last(&self) -> Option<Asked> {
-        self.state.last.lock().ok()?.clone()
+        self.state.last.lock().clone()
     }
 }
 
@@ -295,7 +294,7 @@ async fn answer(request: Request<Incoming>, state: Arc<State>) -> Result<Answer,
     let (parts, body) = request.into_parts();
     let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
     let path = parts.uri.path().to_owned();
-    let says = state.says.lock().map(|says| *says).unwrap_or_default();
+    let says = *state.says.lock();
     match path.as_str() {
         "/health" | "/metrics" if says == Says::Nothing => return Ok(std::future::pending().await),
         "/health" | "/metrics" if says == Says::Loading => return Ok(whole(StatusCode::SERVICE_UNAVAILABLE, "")),
@@ -319,9 +318,7 @@ async fn answer(request: Request<Incoming>, state: Arc<State>) -> Result<Answer,
     let field = |name: &str| parts.headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
     let (authorization, traced) = (field("authorization"), ["x-request-id", "traceparent"].map(field));
     let text = String::from_utf8_lossy(&body).into_owned();
-    if let Ok(mut last) = state.last.lock() {
-        *last = Some(Asked { path: path.clone(), body: text, authorization, traced, version: parts.version });
-    }
+    *state.last.lock() = Some(Asked { path: path.clone(), body: text, authorization, traced, version: parts.version });
     let asked: Value = serde_json::from_slice(&body).unwrap_or_default();
     if path == "/v1/embeddings" {
         return Ok(whole(StatusCode::OK, &embeddings(&asked, &state.name).to_string()));

@@ -3,13 +3,14 @@
 use std::io::{BufRead as _, BufReader, Read, Write as _};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::process::{Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions, getrlimit, kill_process, prlimit, waitid};
 
 /// How long a program that [`run`] starts may take.
@@ -276,8 +277,8 @@ impl Process {
     /// When the deadline passes first, with the whole output.
     pub fn wait_for_line(&self, part: &str, within: Duration) -> Result<String> {
         let missing = |lines: &mut Vec<String>| !lines.iter().any(|line| line.contains(part));
-        let waited = self.said.more.wait_timeout_while(self.said.lines(), within, missing);
-        let (lines, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let mut lines = self.said.lines();
+        self.said.more.wait_while_for(&mut lines, missing, within);
         match lines.iter().find(|line| line.contains(part)) {
             Some(line) => Ok(line.clone()),
             None => {
@@ -335,7 +336,7 @@ impl Drop for Process {
 
 impl Said {
     fn lines(&self) -> MutexGuard<'_, Vec<String>> {
-        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lines.lock()
     }
 }
 

@@ -7,8 +7,8 @@
 use std::future::{poll_fn, ready};
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use admission::connection_id::Issuer;
@@ -19,6 +19,7 @@ use masque::proxy_status::ProxyName;
 use masque::request::{self, TunnelProtocol};
 use masque::target::{Host, Target};
 use masque::template::Template;
+use parking_lot::Mutex;
 use quic::clock::{Clock, Sleep};
 use quic::datagrams::{DatagramCounters, Datagrams, QueueLimits, Schedule, Schedules};
 use quic::endpoint::{self, Admission, Transport};
@@ -350,7 +351,7 @@ async fn echo(mut request: Request, client: h3::Client, arrived: Arrived) -> Res
     }
     let stream_id = request.stream_id;
     let note = |payloads| {
-        arrived.lock().unwrap_or_else(PoisonError::into_inner).extend(std::iter::repeat_n(stream_id, payloads));
+        arrived.lock().extend(std::iter::repeat_n(stream_id, payloads));
     };
     send_back(request, &client, QUEUE_BYTES, note).await
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::io;
-use std::net::{IpAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd as _;
 use std::process::Command;
 use std::time::Duration;
@@ -13,7 +13,9 @@ use bpf::ingress::Ingress;
 use bpf::mark::{Direction, Mark, Tag};
 use lab::netns::{Chain, Link, Namespace};
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
+use rustix::net::sockopt::{set_ip_recvtos, set_ipv6_recvtclass};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
+use socket2::SockRef;
 
 const CLASS: Mark = Mark { direction: Direction::Up, class: 9 };
 
@@ -31,7 +33,7 @@ fn send(chain: &Chain) -> Vec<u8> {
             .run(|| {
                 let socket = UdpSocket::bind(local).unwrap();
                 socket.send_to(b"plain", (to, 9)).unwrap();
-                set_option(&socket, libc::SOL_SOCKET, libc::SO_MARK, CLASS.encode(Tag::default()).cast_signed());
+                SockRef::from(&socket).set_mark(CLASS.encode(Tag::default())).unwrap();
                 socket.send_to(b"marked", (to, 9)).unwrap();
             })
             .unwrap();
@@ -45,18 +47,10 @@ fn send(chain: &Chain) -> Vec<u8> {
 
 /// Makes the socket report the traffic class of each payload.
 pub fn want_traffic_class(socket: &UdpSocket) {
-    let (level, option) = if socket.local_addr().unwrap().is_ipv4() {
-        (libc::IPPROTO_IP, libc::IP_RECVTOS)
-    } else {
-        (libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS)
-    };
-    set_option(socket, level, option, 1);
-}
-
-fn set_option(socket: &UdpSocket, level: i32, option: i32, value: i32) {
-    // SAFETY: the value outlives the call, and its size is given.
-    let set = unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, (&raw const value).cast(), 4) };
-    assert_eq!(set, 0);
+    match socket.local_addr().unwrap() {
+        SocketAddr::V4(_) => set_ip_recvtos(socket, true).unwrap(),
+        SocketAddr::V6(_) => set_ipv6_recvtclass(socket, true).unwrap(),
+    }
 }
 
 /// Receives one payload and its traffic class.

@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use lab::site::{Family, SOON, Site, Terms};
 use masque::tunnel::Form;
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::Value;
 
 use super::{VOICE, connect};
@@ -16,7 +16,7 @@ use super::{VOICE, connect};
 static RECORDING: Mutex<()> = Mutex::new(());
 
 pub fn record_alone() -> MutexGuard<'static, ()> {
-    RECORDING.lock().unwrap_or_else(PoisonError::into_inner)
+    RECORDING.lock()
 }
 
 /// Echoes payloads of the class `voice` until a program has ended; returns its standard output and its standard error.

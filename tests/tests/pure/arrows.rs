@@ -15,18 +15,17 @@ use std::path::Path;
 use syn::buffer::{Cursor, TokenBuffer};
 use syn::visit::{self, Visit};
 
-/// The source folders of all crates that the workspace lists as members.
-pub fn crates(root: &Path) -> Vec<String> {
+/// The folders of all crates that the workspace lists as members.
+pub fn members(root: &Path) -> Vec<String> {
     let manifest = fs::read_to_string(root.join("Cargo.toml")).unwrap();
     let (_, members) = manifest.split_once("\nmembers = [").unwrap();
     let (members, _) = members.split_once(']').unwrap();
-    members
-        .split('"')
-        .skip(1)
-        .step_by(2)
-        .map(|member| format!("{member}/src"))
-        .filter(|of| root.join(of).exists())
-        .collect()
+    members.split('"').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+/// The source folders of all crates that the workspace lists as members.
+pub fn crates(root: &Path) -> Vec<String> {
+    members(root).iter().map(|member| format!("{member}/src")).filter(|of| root.join(of).exists()).collect()
 }
 
 /// A module: the path of names from the crate's root.

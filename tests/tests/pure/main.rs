@@ -9,6 +9,7 @@ mod edt_pace;
 mod install;
 mod names;
 mod pumps;
+mod sizes;
 mod soak;
 mod strangers;
 mod summary;

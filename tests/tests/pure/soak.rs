@@ -271,7 +271,7 @@ async fn soak(ends: Ends, seconds: u64) {
     for second in 1..=seconds {
         time::delay(Duration::from_secs(1)).await;
         // The list of all arrivals is not used here, and it grows.
-        ends.arrived.lock().unwrap().clear();
+        ends.arrived.lock().clear();
         let disciplines = [Discipline::Rr, Discipline::Wfq, Discipline::Abs];
         let discipline = disciplines[second as usize % disciplines.len()];
         ends.schedules.set(Schedule { discipline, clock: CLOCK, ..Schedule::default() });

@@ -357,7 +357,7 @@ async fn arrived_beside(ends: Ends, form: Form, priority: u8) -> usize {
         within(LONG, tunnel.recv()).await.expect("nothing is lost").unwrap().expect("a payload");
         within(LONG, other.recv()).await.expect("nothing is lost").unwrap().expect("a payload");
     }
-    let arrived = ends.arrived.lock().unwrap();
+    let arrived = ends.arrived.lock();
     let mut others = arrived.iter().enumerate().filter(|(_, stream_id)| **stream_id == other.udp.stream_id());
     let (place, _) = others.nth(PAYLOADS as usize / 2 - 1).unwrap();
     place + 1 - PAYLOADS as usize / 2

@@ -264,7 +264,7 @@ fn without_huge_pages(address: usize, bytes: usize) {
     let begin = address.next_multiple_of(page_bytes);
     let end = (address + bytes) / page_bytes * page_bytes;
     // SAFETY: the advice changes how the kernel backs the memory, not its contents. A kernel without huge pages refuses the
-    // advice and does not need it.
+    // advice and does not need it. `rustix` offers no safe call, because other advice discards contents.
     _ = unsafe { madvise(begin as *mut c_void, end.saturating_sub(begin), Advice::LinuxNoHugepage) };
 }
 

@@ -88,11 +88,13 @@ async fn terms_and_discipline_change_while_a_connection_lives() {
     let mut stream = connection.open("calm").await.unwrap();
     stream.send.send(Bytes::from_static(&[1; 200_000])).await.unwrap();
     connection.set_discipline(Discipline::Wfq);
-    let mut terms = connection.terms("hasty");
-    terms.service.weight = 40;
+    let terms = connection.terms("hasty").with_weight(40).with_priority(9).with_deadline(Duration::from_secs(60));
     stream.set_terms(&terms);
-    assert_eq!((stream.send.terms().service.weight, stream.send.terms().class.policy().name.as_str()), (40, "hasty"));
+    let Terms { service, deadline_ns, class, .. } = stream.send.terms();
+    assert_eq!((service.weight, service.priority, *deadline_ns), (40, 9, Some(60_000_000_000)));
+    assert_eq!(class.policy().name, "hasty");
     stream.send.finish();
+    assert_eq!(stream.send.delivered().await.unwrap().deadline, Some(Duration::from_secs(60)));
     assert_eq!(echoed(&mut stream).await, 200_000);
     let mut stream = connection.open("calm").await.unwrap();
     stream.send.send(Bytes::from_static(b"never all of it")).await.unwrap();

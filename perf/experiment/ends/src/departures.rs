@@ -1,10 +1,8 @@
 //! When the bytes of streams leave, according to the transport's events.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::HashMap, sync::Arc};
 
+use parking_lot::Mutex;
 use quic::clock::Clock;
 use s2n_quic::provider::event::{
     ConnectionInfo, ConnectionMeta, Subscriber,
@@ -37,12 +35,8 @@ impl Departures {
     #[must_use]
     pub fn of(&self, stream: u64, bytes: u64) -> oneshot::Receiver<u64> {
         let (told, receiver) = oneshot::channel();
-        self.awaited().insert(stream, Awaited { bytes, told });
+        self.awaited.lock().insert(stream, Awaited { bytes, told });
         receiver
-    }
-
-    fn awaited(&self) -> MutexGuard<'_, HashMap<u64, Awaited>> {
-        self.awaited.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -53,7 +47,7 @@ impl Subscriber for Departures {
 
     fn on_frame_sent(&mut self, (): &mut (), _: &ConnectionMeta, event: &FrameSent) {
         let Frame::Stream { id, offset, len, .. } = event.frame else { return };
-        let mut awaited = self.awaited();
+        let mut awaited = self.awaited.lock();
         if awaited.get(&id).is_some_and(|awaited| offset + u64::from(len) >= awaited.bytes)
             && let Some(Awaited { told, .. }) = awaited.remove(&id)
         {
