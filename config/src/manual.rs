@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_reader_pastes_from_the_rendered_page_is_the_sample() {
+    fn settings_pasted_from_the_rendered_page_are_the_sample() {
         let page = rendered();
         let settings: Vec<_> = entries().into_iter().map(|entry| entry.setting).filter(|it| !it.is_empty()).collect();
         let mut pasted = String::new();

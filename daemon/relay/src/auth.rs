@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn of_names_letters_count_whatever_their_case_where_the_rules_of_dns_names_and_uris_say_so() {
+    fn names_ignore_case_where_the_rules_of_dns_names_and_uris_do() {
         for (one, other, is_same) in [
             ("ops.example.org", "Ops.EXAMPLE.org", true),
             ("ops.example.org", "ops.example.net", false),

@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn what_to_do_is_said_where_it_is_known() {
+    fn a_bind_error_names_the_remedy_where_it_is_known() {
         let taken = said("192.0.2.1:443", io::ErrorKind::AddrInUse);
         assert!(
             taken.starts_with("failed to listen on 192.0.2.1:443 (another program does: `ss -lnp 'sport = :443'`"),

@@ -161,7 +161,7 @@ fn each_process_has_the_rights_that_it_needs_and_no_other() {
 }
 
 #[test]
-fn the_monitor_hears_nobody_and_its_devices_are_on_the_command_line_of_its_keeper() {
+fn the_monitor_has_no_environment_and_its_devices_are_on_the_command_line_of_its_keeper() {
     lab::ring!(Netns);
     let site = site();
     site.relay.wait_for_line("ready", SOON).unwrap();

@@ -114,7 +114,7 @@ fn a_flood_of_refusals_is_a_few_lines_and_a_count() {
 }
 
 #[test]
-fn what_happens_to_tunnels_is_heard_at_the_door_with_addresses_for_writers_only() {
+fn tunnel_events_arrive_at_the_door_and_show_addresses_to_writers_only() {
     lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();

@@ -274,7 +274,7 @@ fn the_interface_is_the_one_whose_description_is_installed() {
 }
 
 #[test]
-fn what_the_kernel_enforces_is_told_at_both_doors() {
+fn both_doors_report_what_the_kernel_enforces() {
     lab::ring!(Netns);
     let bus = Bus::with("kernel", "[kernel]\ndevices = [\"client\", \"target\"]");
     bus.site.relay.wait_for_line("ready", SOON).unwrap();

@@ -117,7 +117,7 @@ fn a_certificate_that_is_renewed_is_shown_from_the_next_reload_on() {
 }
 
 #[test]
-fn a_certificate_that_is_revoked_admits_nobody_from_the_next_reload_on() {
+fn a_revoked_certificate_admits_no_caller_after_the_next_reload() {
     lab::ring!(Netns);
     let tcp = format!(
         "[control.tcp]\nlisten = \"0.0.0.0:{PORT}\"\ncertificate = \"{FOLDER}/relay.pem\"\n\
@@ -146,7 +146,7 @@ fn a_certificate_that_is_revoked_admits_nobody_from_the_next_reload_on() {
 }
 
 #[test]
-fn callers_that_do_not_finish_their_handshake_keep_nobody_else_out() {
+fn callers_with_unfinished_handshakes_keep_no_other_caller_out() {
     lab::ring!(Netns);
     for family in [Family::V4, Family::V6] {
         let site = site_at(family);

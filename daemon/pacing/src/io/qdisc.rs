@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_of_departures_names_devices_and_leaves_out_who_keeps_none() {
+    fn the_text_about_departures_names_devices_and_omits_a_keeper_without_devices() {
         let device = |(name, keeps)| {
             let device = Device::new(name);
             device.set_keeps_departures(keeps);

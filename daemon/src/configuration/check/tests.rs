@@ -164,7 +164,7 @@ fn a_policy_that_a_reload_would_refuse_as_too_long_is_refused_before_the_start()
 }
 
 #[test]
-fn what_is_missing_and_keeps_nobody_from_starting_is_warned_of_with_its_line() {
+fn missing_things_that_do_not_prevent_a_start_cause_warnings_with_their_line() {
     let folder = Folder::new("warnings");
     let forward = r#"[[forward]]
 listen = "127.0.0.1:1"

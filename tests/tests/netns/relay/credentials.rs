@@ -103,7 +103,7 @@ fn in_seconds(seconds: u64) -> String {
 }
 
 #[test]
-fn a_token_that_expires_ends_its_tunnels_and_admits_nobody_until_it_is_renewed() {
+fn an_expired_token_ends_its_tunnels_and_admits_no_client_until_it_is_renewed() {
     lab::ring!(Netns);
     let (token, entry) = token();
     let expired = format!("{entry}\nexpires = \"2026-01-01\"");

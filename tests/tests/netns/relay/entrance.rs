@@ -194,7 +194,7 @@ fn connections_beyond_the_bound_wait_for_their_turn() {
 }
 
 #[test]
-fn what_enters_is_seen_wherever_one_looks_and_can_be_closed() {
+fn tunnels_of_every_entrance_are_listed_everywhere_and_can_be_closed() {
     lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();

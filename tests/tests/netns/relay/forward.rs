@@ -317,7 +317,7 @@ fn short_connections_and_questions_pass_one_after_another_through_a_relay_that_a
 }
 
 #[test]
-fn whoever_forwards_tcp_is_told_why_a_connection_comes_to_nothing() {
+fn pacectl_forward_says_why_a_tcp_connection_fails() {
     lab::ring!(Netns);
     let (token, digest) = generate_token().unwrap();
     let sections = format!("[[relay.token]]\nname = \"alice\"\nsha256 = \"{}\"", hex(&digest));

@@ -160,7 +160,7 @@ fn empty_payloads_are_held_to_a_rate_and_to_packets_a_second() {
 }
 
 #[test]
-fn a_user_who_asks_for_names_that_nobody_answers_leaves_room_for_another() {
+fn a_user_who_asks_for_unanswered_names_leaves_room_for_another() {
     lab::ring!(Netns);
     let mut chain = Chain::new().unwrap();
     chain.relay.resolve_with(&[chain.egress.far.v4.into()]).unwrap();

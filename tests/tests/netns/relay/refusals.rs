@@ -102,7 +102,7 @@ fn is_own(site: &Site, ip: IpAddr) -> bool {
 }
 
 #[test]
-fn what_a_local_route_or_the_configuration_leads_to_the_relay_is_its_own() {
+fn addresses_that_a_local_route_or_the_configuration_leads_to_the_relay_are_its_own() {
     lab::ring!(Netns);
     let targets = "own = [\"45.9.0.0/24\"]\nnat64_prefixes = [\"2a00:64::/96\"]";
     let site = Site::new(Terms { targets, ..Terms::default() }).unwrap();

@@ -38,7 +38,7 @@ fn malformed(site: &Site) -> RequestHead {
 }
 
 #[test]
-fn a_connection_on_which_nobody_is_let_in_is_closed_in_time_and_others_live_on() {
+fn a_connection_without_an_admitted_client_is_closed_in_time_and_others_live_on() {
     lab::ring!(Netns);
     let ((token, digest), (wrong, _)) = (generate_token().unwrap(), generate_token().unwrap());
     let sections = format!("[[relay.token]]\nname = \"alice\"\nsha256 = \"{}\"", hex(&digest));
@@ -224,7 +224,7 @@ fn refused_requests_end_though_their_client_takes_no_answer() {
 }
 
 #[test]
-fn thousands_of_refused_requests_whose_answers_nobody_takes_are_gone_in_seconds() {
+fn thousands_of_refused_requests_with_unread_answers_are_gone_in_seconds() {
     lab::ring!(Netns);
     const CONNECTIONS: usize = 3;
     const REQUESTS: usize = 1_734;
