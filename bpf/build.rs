@@ -1,8 +1,10 @@
 //! Compiles the kernel's programs with clang; the crate embeds the objects.
 
-use std::env;
-use std::path::Path;
-use std::process::{Command, ExitCode};
+use std::{
+    env,
+    path::Path,
+    process::{Command, ExitCode},
+};
 
 const PROGRAMS: [&str; 3] = ["egress", "ingress", "steer"];
 

@@ -1,20 +1,28 @@
 //! The tc egress program: marks, paces and counts outgoing packets, by class.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::num::NonZeroU64;
-use std::ops::AddAssign;
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    num::NonZeroU64,
+    ops::AddAssign,
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+};
 
-use aya::maps::{Array, HashMap, MapData, PerCpuArray};
-use aya::programs::tc::{self, NlOptions, SchedClassifierLinkId, TcAttachOptions};
-use aya::programs::{ProgramError, SchedClassifier, TcAttachType};
+use aya::{
+    maps::{Array, HashMap, MapData, PerCpuArray},
+    programs::{
+        ProgramError, SchedClassifier, TcAttachType,
+        tc::{self, NlOptions, SchedClassifierLinkId, TcAttachOptions},
+    },
+};
 
-use crate::error::{Cause, Circumstances, Error};
-use crate::intf::{self, RawCounters, RawTerms, SLOTS};
-use crate::loaded::Loaded;
-use crate::mark::{Mark, Tag};
-use crate::syscall::{Link, LinkHook, NO_DEVICE, NetworkDevice};
-use crate::tables::Tables;
+use crate::{
+    error::{Cause, Circumstances, Error},
+    intf::{self, RawCounters, RawTerms, SLOTS},
+    loaded::Loaded,
+    mark::{Mark, Tag},
+    syscall::{Link, LinkHook, NO_DEVICE, NetworkDevice},
+    tables::Tables,
+};
 
 /// The compiled program with its maps, as an ELF object that libbpf and `bpftool prog loadall` accept as well.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/egress.bpf.o"));

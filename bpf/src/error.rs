@@ -1,7 +1,6 @@
 //! Why the kernel refused a program or a table.
 
-use std::error::Error as StdError;
-use std::{fmt, fs};
+use std::{error::Error as StdError, fmt, fs};
 
 use crate::probe::missing_rights;
 

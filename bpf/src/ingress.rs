@@ -1,18 +1,24 @@
 //! The XDP program: drops packets that no listener would serve, before they cost a socket buffer.
 
-use std::collections::BTreeMap;
-use std::os::fd::{AsFd as _, BorrowedFd};
+use std::{
+    collections::BTreeMap,
+    os::fd::{AsFd as _, BorrowedFd},
+};
 
 use aya::programs::Xdp;
 
-pub use self::guard::{Arrivals, Guard, GuardedListener, KnownAddresses};
-pub use self::limits::{GuardLimits, RateLimit};
-pub use self::reason::GuardReason;
+pub use self::{
+    guard::{Arrivals, Guard, GuardedListener, KnownAddresses},
+    limits::{GuardLimits, RateLimit},
+    reason::GuardReason,
+};
 pub use crate::connection_id::IdKeys;
-use crate::error::{Cause, Circumstances, Error};
-use crate::loaded::Loaded;
-use crate::stacked::lower_devices;
-use crate::syscall::{Link, LinkHook, NO_DEVICE, NetworkDevice};
+use crate::{
+    error::{Cause, Circumstances, Error},
+    loaded::Loaded,
+    stacked::lower_devices,
+    syscall::{Link, LinkHook, NO_DEVICE, NetworkDevice},
+};
 
 mod guard;
 mod limits;

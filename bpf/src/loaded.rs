@@ -2,8 +2,10 @@
 
 use std::marker::PhantomData;
 
-use aya::programs::{Program, ProgramError};
-use aya::{Ebpf, EbpfLoader};
+use aya::{
+    Ebpf, EbpfLoader,
+    programs::{Program, ProgramError},
+};
 
 use crate::error::{Cause, Circumstances, Error};
 

@@ -1,8 +1,6 @@
 //! Probes what the kernel and the rights of this process allow, by attempts that leave no trace.
 
-use std::borrow::Cow;
-use std::path::Path;
-use std::{fmt, fs, io};
+use std::{borrow::Cow, fmt, fs, io, path::Path};
 
 use crate::syscall::{ProgramType, UdpOption, load_trivial_program, try_option};
 

@@ -1,8 +1,6 @@
 //! Devices that stand on others: a VLAN on its device, a bond or a bridge on its members.
 
-use std::collections::BTreeSet;
-use std::fs;
-use std::path::Path;
+use std::{collections::BTreeSet, fs, path::Path};
 
 /// Returns the devices on which a device stands, directly or through others: every packet of the device also passes one of them. The set is
 /// empty if sysfs does not show the device; its mount belongs to one network namespace.

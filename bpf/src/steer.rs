@@ -1,16 +1,22 @@
 //! The sk_reuseport program: of workers that share an address, each gets the packets of its own connections.
 
-use std::os::fd::{AsFd, AsRawFd};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::{
+    os::fd::{AsFd, AsRawFd},
+    thread::sleep,
+    time::{Duration, Instant},
+};
 
-use aya::maps::{Array, MapError, ReusePortSockArray};
-use aya::programs::SkReuseport;
+use aya::{
+    maps::{Array, MapError, ReusePortSockArray},
+    programs::SkReuseport,
+};
 
-use crate::connection_id::{IdKeys, set_keys};
-use crate::error::{Cause, Circumstances, Error};
-use crate::loaded::Loaded;
-use crate::syscall::set_option;
+use crate::{
+    connection_id::{IdKeys, set_keys},
+    error::{Cause, Circumstances, Error},
+    loaded::Loaded,
+    syscall::set_option,
+};
 
 /// The compiled program with its maps, as an ELF object that libbpf and `bpftool prog loadall` accept as well.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/steer.bpf.o"));

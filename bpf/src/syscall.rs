@@ -1,13 +1,17 @@
 //! System calls that no library wraps for us, each reduced to its result. Besides the layouts of `intf.rs`, this is the
 //! only file of the crate with `unsafe`.
 
-use std::io;
-use std::mem::size_of;
-use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::{
+    io,
+    mem::size_of,
+    os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
+};
 
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, TxTimeFlags, netdevice};
-use rustix::time::ClockId;
+use rustix::{
+    io::Errno,
+    net::{AddressFamily, SocketFlags, SocketType, TxTimeFlags, netdevice},
+    time::ClockId,
+};
 
 /// The kernel's `bpf_prog_type` values of paced's programs (`include/uapi/linux/bpf.h`).
 #[derive(Clone, Copy)]

@@ -2,8 +2,10 @@
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
-use aya::Ebpf;
-use aya::maps::{Map, MapData, MapError};
+use aya::{
+    Ebpf,
+    maps::{Map, MapData, MapError},
+};
 
 use crate::error::{Cause, Error};
 

@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use aya::programs::{TestRun as _, TestRunOptions};
 
-use crate::egress::{self, Egress};
-use crate::error::Error;
-use crate::ingress::{self, Ingress};
+use crate::{
+    egress::{self, Egress},
+    error::Error,
+    ingress::{self, Ingress},
+};
 
 /// The fields of `struct __sk_buff` of a packet at tc egress; 0 where the caller sets nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -3,15 +3,19 @@
 //! Every field of a [`Config`] and of its structs has a row here; a field without one does not compile. A reload names
 //! and refuses changes that require a restart, and applies the rest.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
-use crate::Config;
-use crate::control::ControlSettings;
-use crate::kernel::Kernel;
-use crate::policy::Policy;
-use crate::relay::{ListenerSettings, RelayLimits, RelaySettings, StrangerLimits};
-use crate::transport::TransportSettings;
+use crate::{
+    Config,
+    control::ControlSettings,
+    kernel::Kernel,
+    policy::Policy,
+    relay::{ListenerSettings, RelayLimits, RelaySettings, StrangerLimits},
+    transport::TransportSettings,
+};
 
 /// What a change of a key requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -223,8 +227,10 @@ mod tests {
     use toml::{Table, Value};
 
     use super::*;
-    use crate::sample::switched_on;
-    use crate::schema::tests::{CONFIG, Step, borders, changed, probes, subjects};
+    use crate::{
+        sample::switched_on,
+        schema::tests::{CONFIG, Step, borders, changed, probes, subjects},
+    };
 
     /// A document in which every table occurs, its configuration, and the rows of that.
     fn whole() -> (Table, Config, Vec<ChangeRow>) {

@@ -1,14 +1,14 @@
 //! The doors of the control plane, and the users that may change the policy through them.
 
-use std::fmt;
-use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::{fmt, net::SocketAddr, path::PathBuf};
 
 use serde_json::Value as Json;
 use toml::de::DeValue;
 
-use crate::section::{Section, Value, text};
-use crate::text::quoted;
+use crate::{
+    section::{Section, Value, text},
+    text::quoted,
+};
 
 /// The doors of the control plane.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -123,8 +123,10 @@ pub(crate) fn tcp(section: &mut Section<'_>, of: Option<&TcpDoor>) -> Option<Tcp
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Config;
-    use crate::tests::{assert_refused, valid};
+    use crate::{
+        Config,
+        tests::{assert_refused, valid},
+    };
 
     fn control(text: &str) -> ControlSettings {
         valid(&format!("[control]\n{text}")).control

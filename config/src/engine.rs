@@ -1,7 +1,6 @@
 //! The URL of an engine, and the paths at which it reports its state.
 
-use std::fmt;
-use std::str::FromStr;
+use std::{fmt, str::FromStr};
 
 use masque::target::Target;
 

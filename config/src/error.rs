@@ -1,8 +1,7 @@
 //! Errors in a configuration, with what is needed to correct them: the place, the key, the problem, and what to write
 //! instead.
 
-use std::borrow::Borrow;
-use std::fmt;
+use std::{borrow::Borrow, fmt};
 
 use masque::template::TemplateError;
 

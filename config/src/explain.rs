@@ -1,25 +1,26 @@
 //! Explains a configuration in words.
 
-use std::fmt::Display;
-use std::time::SystemTime;
+use std::{fmt::Display, time::SystemTime};
 
-use crate::Config;
-use crate::control::ControlSettings;
-use crate::forward::Forward;
-use crate::gateway::{GatewaySettings, ModelSettings};
-use crate::hop::Hop;
-use crate::kernel::{Kernel, KernelDevice};
-use crate::log::{AccessForm, LogSettings};
-use crate::metrics::MetricsSettings;
-use crate::moment::Moment;
-use crate::path::PathSettings;
-use crate::proxy::Proxy;
-use crate::quota::{Quota, volume};
-use crate::relay::{Auth, ListenerIdentity, ListenerSettings, RelayLimits, RelaySettings};
-use crate::serve::Serve;
-use crate::targets::{Protocol, TargetRules, Unlisted};
-use crate::transport::{PacketIo, TransportSettings};
-use crate::uplink::{TrustSource, UplinkSettings};
+use crate::{
+    Config,
+    control::ControlSettings,
+    forward::Forward,
+    gateway::{GatewaySettings, ModelSettings},
+    hop::Hop,
+    kernel::{Kernel, KernelDevice},
+    log::{AccessForm, LogSettings},
+    metrics::MetricsSettings,
+    moment::Moment,
+    path::PathSettings,
+    proxy::Proxy,
+    quota::{Quota, volume},
+    relay::{Auth, ListenerIdentity, ListenerSettings, RelayLimits, RelaySettings},
+    serve::Serve,
+    targets::{Protocol, TargetRules, Unlisted},
+    transport::{PacketIo, TransportSettings},
+    uplink::{TrustSource, UplinkSettings},
+};
 
 mod policy;
 

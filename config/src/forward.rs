@@ -1,13 +1,14 @@
 //! The edge role: local addresses whose traffic goes to one target each, through a relay.
 
-use std::net::SocketAddr;
-use std::time::Duration;
+use std::{net::SocketAddr, time::Duration};
 
 use masque::target::Target;
 
-use crate::section::{Section, words};
-use crate::targets::Protocol;
-use crate::uplink::{self, Nameable, UplinkSettings};
+use crate::{
+    section::{Section, words},
+    targets::Protocol,
+    uplink::{self, Nameable, UplinkSettings},
+};
 
 /// How long a TCP connection may be silent unless the configuration says otherwise: the minimum of RFC 5382 §5 for
 /// NATs.

@@ -1,16 +1,20 @@
 //! The gateway role: which models it serves to clients of the OpenAI API, and which engines run them.
 
-use std::collections::BTreeSet;
-use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::{
+    collections::BTreeSet,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
-use crate::engine::{EngineUrl, UrlPath};
-use crate::error::Problem;
-use crate::moment::Moment;
-use crate::relay::{ListenerIdentity, RelaySettings};
-use crate::routing::Routing;
-use crate::section::{Section, Value as _};
+use crate::{
+    engine::{EngineUrl, UrlPath},
+    error::Problem,
+    moment::Moment,
+    relay::{ListenerIdentity, RelaySettings},
+    routing::Routing,
+    section::{Section, Value as _},
+};
 
 /// A gateway with at least one model.
 #[derive(Clone, Debug, PartialEq, Eq)]

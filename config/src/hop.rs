@@ -1,10 +1,12 @@
 //! The edge role: relays through which other relays are reached, so that none of them knows both ends.
 
-use crate::error::Problem;
-use crate::path::PathSettings;
-use crate::policy::Policy;
-use crate::section::Section;
-use crate::uplink::{self, Nameable, UplinkSettings};
+use crate::{
+    error::Problem,
+    path::PathSettings,
+    policy::Policy,
+    section::Section,
+    uplink::{self, Nameable, UplinkSettings},
+};
 
 /// The most hops of a configuration.
 pub const MAX_HOPS: usize = 16;

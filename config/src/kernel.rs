@@ -1,15 +1,15 @@
 //! What the kernel enforces, and on which devices.
 
-use std::fmt;
-use std::num::NonZeroU32;
-use std::ops::RangeInclusive;
+use std::{fmt, num::NonZeroU32, ops::RangeInclusive};
 
 use serde_json::{Value as Json, json};
 use toml::de::DeValue;
 
-use crate::error::Problem;
-use crate::section::{Section, Value};
-use crate::text::quoted;
+use crate::{
+    error::Problem,
+    section::{Section, Value},
+    text::quoted,
+};
 
 /// The kernel's programs and queueing disciplines. The daemon loads nothing if no device is named.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -120,8 +120,10 @@ pub(crate) fn walk(section: &mut Section<'_>, of: &Kernel) -> Kernel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Config;
-    use crate::tests::{assert_refused, valid};
+    use crate::{
+        Config,
+        tests::{assert_refused, valid},
+    };
 
     fn kernel(text: &str) -> Kernel {
         valid(&format!("[kernel]\n{text}")).kernel

@@ -22,30 +22,34 @@
 //!
 //! **Invariant:** a [`Config`] is valid by construction; no code checks it after it was read.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::path::PathBuf;
-use std::time::Duration;
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    path::PathBuf,
+    time::Duration,
+};
 
 use ipnet::IpNet;
 use masque::template::Template;
 
-use crate::control::ControlSettings;
-use crate::error::{Errors, Problem};
-use crate::forward::Forward;
-use crate::gateway::GatewaySettings;
-use crate::hop::Hop;
-use crate::kernel::Kernel;
-use crate::log::LogSettings;
-use crate::metrics::MetricsSettings;
-use crate::path::PathSettings;
-use crate::policy::Policy;
-use crate::proxy::Proxy;
-use crate::relay::{Auth, ListenerIdentity, ListenerSettings, RelayLimits, RelaySettings};
-use crate::section::{Section, read_document};
-use crate::serve::Serve;
-use crate::targets::{Pattern, Ports, Protocol, TargetRule, TargetRules};
-use crate::transport::TransportSettings;
-use crate::uplink::Nameable;
+use crate::{
+    control::ControlSettings,
+    error::{Errors, Problem},
+    forward::Forward,
+    gateway::GatewaySettings,
+    hop::Hop,
+    kernel::Kernel,
+    log::LogSettings,
+    metrics::MetricsSettings,
+    path::PathSettings,
+    policy::Policy,
+    proxy::Proxy,
+    relay::{Auth, ListenerIdentity, ListenerSettings, RelayLimits, RelaySettings},
+    section::{Section, read_document},
+    serve::Serve,
+    targets::{Pattern, Ports, Protocol, TargetRule, TargetRules},
+    transport::TransportSettings,
+    uplink::Nameable,
+};
 
 pub mod change;
 pub mod control;

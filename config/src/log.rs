@@ -81,8 +81,10 @@ pub(crate) fn walk(section: &mut Section<'_>, of: &LogSettings) -> LogSettings {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Config;
-    use crate::tests::{assert_refused, valid};
+    use crate::{
+        Config,
+        tests::{assert_refused, valid},
+    };
 
     #[test]
     fn there_is_an_access_log_only_where_it_is_asked_for_and_addresses_only_where_they_are() {

@@ -2,9 +2,11 @@
 
 use std::fmt::Write as _;
 
-use crate::Config;
-use crate::change::{ChangeRow, Takes, rows};
-use crate::sample::{Entry, entries, switched_on};
+use crate::{
+    Config,
+    change::{ChangeRow, Takes, rows},
+    sample::{Entry, entries, switched_on},
+};
 
 /// Returns the manual page paced.toml(5) in man(7) format.
 ///
@@ -96,8 +98,10 @@ pub fn escaped(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write as _;
-    use std::process::{Command, Stdio};
+    use std::{
+        io::Write as _,
+        process::{Command, Stdio},
+    };
 
     use toml::Table;
 

@@ -1,15 +1,15 @@
 //! Points in time in configurations: dates of RFC 3339.
 
-use std::fmt;
-use std::time::SystemTime;
+use std::{fmt, time::SystemTime};
 
 use serde_json::Value as Json;
-use time::OffsetDateTime;
-use time::format_description::well_known::Rfc3339;
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use toml::de::DeValue;
 
-use crate::section::{Value, text};
-use crate::text::quoted;
+use crate::{
+    section::{Value, text},
+    text::quoted,
+};
 
 /// A point in time, to the second or finer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -1,8 +1,10 @@
 //! NAT64 prefixes, under which a network embeds IPv4 addresses in IPv6 addresses (RFC 6052).
 
-use std::fmt;
-use std::net::{Ipv4Addr, Ipv6Addr};
-use std::str::FromStr;
+use std::{
+    fmt,
+    net::{Ipv4Addr, Ipv6Addr},
+    str::FromStr,
+};
 
 use ipnet::Ipv6Net;
 

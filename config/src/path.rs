@@ -1,15 +1,16 @@
 //! The edge role: the paths between this host and its relays, over which local traffic is spread.
 
-use std::net::IpAddr;
-use std::time::Duration;
+use std::{net::IpAddr, time::Duration};
 
 use masque::template::Template;
 
-use crate::error::Problem;
-use crate::kernel::KernelDevice;
-use crate::policy::rate;
-use crate::section::{PathName, Section};
-use crate::uplink::Nameable;
+use crate::{
+    error::Problem,
+    kernel::KernelDevice,
+    policy::rate,
+    section::{PathName, Section},
+    uplink::Nameable,
+};
 
 /// The most paths that an edge may have.
 pub const MAX_PATHS: usize = 8;

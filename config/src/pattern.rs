@@ -1,8 +1,6 @@
 //! The patterns of rules for targets: networks, addresses, names and name suffixes.
 
-use std::fmt;
-use std::net::IpAddr;
-use std::str::FromStr;
+use std::{fmt, net::IpAddr, str::FromStr};
 
 use ipnet::IpNet;
 use masque::target::Host;

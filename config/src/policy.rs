@@ -3,16 +3,22 @@
 //! A policy is one immutable value. A class bounds the effect of a client's signals (RFC 9218): a signal moves a stream only
 //! between the bounds in [`ClassSettings`].
 
-use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+};
 
-use sched::class::{ClassSettings, DEFAULT};
-use sched::stream::{Discipline, Low};
+use sched::{
+    class::{ClassSettings, DEFAULT},
+    stream::{Discipline, Low},
+};
 
-use crate::Warning;
-use crate::error::Errors;
-use crate::section::{FilePart, read_document};
-use crate::targets::{Pattern, Ports, Protocol, judged_by};
+use crate::{
+    Warning,
+    error::Errors,
+    section::{FilePart, read_document},
+    targets::{Pattern, Ports, Protocol, judged_by},
+};
 
 mod read;
 #[cfg(test)]

@@ -1,13 +1,13 @@
 //! The edge role: local proxies, whose clients choose the targets.
 
-use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::time::Duration;
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use crate::error::Problem;
-use crate::forward::{TCP_CONNECTIONS, TCP_IDLE, TunnelMode, UDP_IDLE};
-use crate::section::{Section, words};
-use crate::uplink::{self, Nameable, UplinkSettings};
+use crate::{
+    error::Problem,
+    forward::{TCP_CONNECTIONS, TCP_IDLE, TunnelMode, UDP_IDLE},
+    section::{Section, words},
+    uplink::{self, Nameable, UplinkSettings},
+};
 
 /// One proxy: a local TCP address at which clients name targets that a relay reaches for them.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,9 +5,11 @@ use std::ops::RangeInclusive;
 use serde_json::Value as Json;
 use toml::de::DeValue;
 
-use crate::policy::{PACKETS, rate};
-use crate::section::{Section, Value, text};
-use crate::text::quoted;
+use crate::{
+    policy::{PACKETS, rate},
+    section::{Section, Value, text},
+    text::quoted,
+};
 
 /// The limits of a user; `None` for no limit of their own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,16 +1,15 @@
 //! The relay role: its listeners, its clients, its targets, and its limits.
 
-use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
-use std::time::Duration;
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    time::Duration,
+};
 
 use masque::template::Template;
 
-use crate::moment::Moment;
-use crate::quota::Quota;
-use crate::section::words;
-use crate::targets::TargetRules;
+use crate::{moment::Moment, quota::Quota, section::words, targets::TargetRules};
 
 mod read;
 

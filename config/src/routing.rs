@@ -1,8 +1,6 @@
 //! How an alias chooses one of its models.
 
-use std::fmt;
-use std::path::PathBuf;
-use std::str::FromStr;
+use std::{fmt, path::PathBuf, str::FromStr};
 
 /// How an alias chooses one of its models for a request with a time limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]

@@ -4,10 +4,12 @@
 use serde_json::json;
 use toml::{Table, Value};
 
-use crate::Config;
-use crate::policy::{self, Policy};
-use crate::sample::entries;
-use crate::section::{Schema, describe};
+use crate::{
+    Config,
+    policy::{self, Policy},
+    sample::entries,
+    section::{Schema, describe},
+};
 
 #[cfg(test)]
 pub(crate) mod tests;

@@ -8,13 +8,13 @@
 //! asks for. [`write()`] also runs it on an empty document, and collects the values that it is given to hold for
 //! missing keys; see [`keys`].
 
-use std::cell::RefCell;
-use std::collections::BTreeSet;
-use std::fmt::Display;
+use std::{cell::RefCell, collections::BTreeSet, fmt::Display};
 
 use serde_json::Value as Json;
-use toml::Spanned;
-use toml::de::{DeTable, DeValue};
+use toml::{
+    Spanned,
+    de::{DeTable, DeValue},
+};
 
 use crate::error::{Error, Errors, Problem};
 
@@ -24,13 +24,17 @@ mod named;
 mod schema;
 mod value;
 
-use self::keys::Lines;
-pub(crate) use self::keys::write;
 pub use self::merge::FilePart;
-pub(crate) use self::named::{ClassName, HopName, Name, PathName, ScheduleName};
-pub(crate) use self::schema::Schema;
-pub(crate) use self::value::{Value, Word, text, unsigned, whole_number, words};
-use self::value::{shown, unfit};
+use self::{
+    keys::Lines,
+    value::{shown, unfit},
+};
+pub(crate) use self::{
+    keys::write,
+    named::{ClassName, HopName, Name, PathName, ScheduleName},
+    schema::Schema,
+    value::{Value, Word, text, unsigned, whole_number, words},
+};
 
 /// Names whose Jaro-Winkler similarity to every known key is below this get no suggestion.
 const SIMILAR: f64 = 0.8;

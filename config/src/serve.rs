@@ -1,12 +1,13 @@
 //! The edge role: local addresses for clients of the OpenAI API, whose requests a gateway answers.
 
-use std::net::SocketAddr;
-use std::time::Duration;
+use std::{net::SocketAddr, time::Duration};
 
-use crate::error::Problem;
-use crate::moment::Moment;
-use crate::section::Section;
-use crate::uplink::{self, Nameable, UplinkSettings};
+use crate::{
+    error::Problem,
+    moment::Moment,
+    section::Section,
+    uplink::{self, Nameable, UplinkSettings},
+};
 
 /// One local address that speaks HTTP.
 #[derive(Clone, Debug, PartialEq, Eq)]

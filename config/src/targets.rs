@@ -13,16 +13,20 @@
 //! that embeds IPv4 addresses, in one of the known forms or under one of `nat64_prefixes`, is judged by the embedded
 //! ones; `deny` checks both.
 
-use std::fmt;
-use std::net::{IpAddr, Ipv4Addr};
-use std::ops::RangeInclusive;
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr},
+    ops::RangeInclusive,
+};
 
 use ipnet::IpNet;
 
 pub use self::range::{SpecialRange, judged_by};
-pub use crate::nat64::Nat64Prefix;
-pub use crate::pattern::{NotAPattern, Pattern};
 use crate::section::words;
+pub use crate::{
+    nat64::Nat64Prefix,
+    pattern::{NotAPattern, Pattern},
+};
 
 mod range;
 #[cfg(test)]

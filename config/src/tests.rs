@@ -4,10 +4,12 @@ use proptest::prelude::*;
 use serde_json::{Value as Json, json};
 
 use super::*;
-use crate::forward::TunnelMode;
-use crate::sample::{entries, switched_on};
-use crate::schema::tests::CONFIG;
-use crate::uplink::TrustSource;
+use crate::{
+    forward::TunnelMode,
+    sample::{entries, switched_on},
+    schema::tests::CONFIG,
+    uplink::TrustSource,
+};
 
 mod hops;
 mod parts;

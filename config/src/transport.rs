@@ -1,10 +1,11 @@
 //! The QUIC transport of both roles: the sizes of packets, the congestion control, and how packets reach the kernel.
 
-use std::ops::RangeInclusive;
-use std::time::Duration;
+use std::{ops::RangeInclusive, time::Duration};
 
-use crate::error::Problem;
-use crate::section::{Section, words};
+use crate::{
+    error::Problem,
+    section::{Section, words},
+};
 
 /// The QUIC transport.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,13 +1,14 @@
 //! A relay as an edge uses it: its address, how it is verified, and the client's credentials.
 
-use std::path::PathBuf;
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use masque::template::Template;
 
-use crate::error::Problem;
-use crate::policy::Policy;
-use crate::section::{HopName, Section};
+use crate::{
+    error::Problem,
+    policy::Policy,
+    section::{HopName, Section},
+};
 
 /// The relays of a local address, and how to use them. Addresses with equal settings share connections.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,9 +1,8 @@
 //! Writes a configuration as text that reads back as the same configuration.
 
-use crate::document::Text;
-use crate::uplink::Nameable;
 use crate::{
-    Config, control, forward, gateway, kernel, log, metrics, path, proxy, relay, serve, state_dir, transport, uplink,
+    Config, control, document::Text, forward, gateway, kernel, log, metrics, path, proxy, relay, serve, state_dir,
+    transport, uplink, uplink::Nameable,
 };
 
 impl Config {

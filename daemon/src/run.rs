@@ -23,8 +23,7 @@ use enforcement::{
 };
 use quic::class::PolicyRole;
 use relay::Phase;
-use role::classes::Classes;
-use role::ready::LifeStage;
+use role::{classes::Classes, ready::LifeStage};
 use sd_notify::NotifyState;
 use state::FolderClaim;
 use tokio::{

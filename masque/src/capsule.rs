@@ -10,11 +10,14 @@
 //! | DATAGRAM capsule above the bound | [`Capsule::Oversize`]; its value is skipped as it arrives |
 //! | any other type | [`Capsule::Unknown`]; its value is skipped as it arrives, at any length (RFC 9297 §3.2) |
 
-use crate::datagram::{Header, UDP_CONTEXT};
-use crate::h3::Code;
-use crate::varint;
 use bytes::{Buf, Bytes, BytesMut};
 use thiserror::Error;
+
+use crate::{
+    datagram::{Header, UDP_CONTEXT},
+    h3::Code,
+    varint,
+};
 
 /// The capsule type that carries an HTTP Datagram (RFC 9297 §3.5).
 const DATAGRAM: u64 = 0x00;
@@ -208,8 +211,9 @@ pub fn datagram_header(payload_bytes: usize) -> Header {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
+
+    use super::*;
 
     const MAX_BYTES: u16 = 64;
 

@@ -7,11 +7,15 @@
 //!
 //! All of this runs once per packet: it neither allocates nor copies payloads.
 
-use crate::h3::{Code, ProtocolError};
-use crate::varint;
-use bytes::BufMut;
 use std::ops::Deref;
+
+use bytes::BufMut;
 use thiserror::Error;
+
+use crate::{
+    h3::{Code, ProtocolError},
+    varint,
+};
 
 /// The context of plain UDP payloads (RFC 9298 §4).
 pub const UDP_CONTEXT: u64 = 0;
@@ -130,8 +134,9 @@ impl Deref for Header {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
+
+    use super::*;
 
     #[test]
     fn quarter_stream_ids_end_where_stream_ids_end_rfc_9297_2_1() {

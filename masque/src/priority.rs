@@ -9,8 +9,9 @@
 //!
 //! A signal is advice: nothing in it is an error, and the receiver's policy decides its effect.
 
-use crate::h3::Field;
 use sfv::{BareItem, DictSerializer, Dictionary, Integer, KeyRef, ListEntry, Parser};
+
+use crate::h3::Field;
 
 /// The field's name.
 pub const FIELD_NAME: &str = "priority";
@@ -120,8 +121,9 @@ pub const fn urgency_of(priority: u8) -> u8 {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
+
+    use super::*;
 
     fn signal(urgency: Option<u8>, incremental: Option<bool>, deadline_ms: Option<u64>) -> Option<Priority> {
         Some(Priority { urgency, incremental, deadline_ms })

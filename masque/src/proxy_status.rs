@@ -3,10 +3,12 @@
 //! A list with one member per proxy, the one nearest to the origin first:
 //! `paced;error=dns_error;details="…";rcode="NXDOMAIN"`.
 
-use crate::h3::Field;
-use sfv::{BareItem, Item, ItemSerializer, KeyRef, List, ListEntry, Parser, StringRef, TokenRef};
 use std::borrow::Cow;
+
+use sfv::{BareItem, Item, ItemSerializer, KeyRef, List, ListEntry, Parser, StringRef, TokenRef};
 use thiserror::Error;
+
+use crate::h3::Field;
 
 /// The field's name.
 pub const FIELD_NAME: &str = "proxy-status";
@@ -216,8 +218,9 @@ fn text(item: &BareItem) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
+
+    use super::*;
 
     fn field(value: &str) -> Field {
         Field::new(FIELD_NAME, value.to_owned())

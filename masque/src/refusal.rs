@@ -1,10 +1,14 @@
 //! Reasons for refusing a proxy request, and the response for each.
 
-use crate::h3::{Field, ResponseHead};
-use crate::proxy_status::{ErrorType, ProxyName, ProxyStatus};
-use crate::target::InvalidTarget;
 use std::borrow::Cow;
+
 use thiserror::Error;
+
+use crate::{
+    h3::{Field, ResponseHead},
+    proxy_status::{ErrorType, ProxyName, ProxyStatus},
+    target::InvalidTarget,
+};
 
 /// An error in a proxy request, beyond the errors that [`crate::h3`] finds in any request.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
@@ -216,8 +220,9 @@ fn retry_after(seconds: u64) -> Field {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use bytes::Bytes;
+
+    use super::*;
 
     fn fields(refusal: &Refusal) -> Vec<(String, String)> {
         let text = |bytes: Bytes| String::from_utf8(bytes.to_vec()).unwrap();

@@ -4,15 +4,20 @@
 //! `Capsule-Protocol` is sent, as RFC 9297 §3.4 recommends, and never read: `connect-udp` itself implies the Capsule
 //! Protocol, so neither a value of the field nor its absence changes anything.
 
-pub use crate::refusal::{MalformedRequest, Refusal};
-pub use crate::target::{Host, InvalidTarget, Target};
-
-use crate::h3::{Code, Field, RequestHead, ResponseHead};
-use crate::proxy_status::{ProxyName, ProxyStatus};
-use crate::template::{Mismatch, Template};
-use bytes::Bytes;
 use std::net::SocketAddr;
+
+use bytes::Bytes;
 use thiserror::Error;
+
+use crate::{
+    h3::{Code, Field, RequestHead, ResponseHead},
+    proxy_status::{ProxyName, ProxyStatus},
+    template::{Mismatch, Template},
+};
+pub use crate::{
+    refusal::{MalformedRequest, Refusal},
+    target::{Host, InvalidTarget, Target},
+};
 
 /// The upgrade token of UDP proxying (RFC 9298 §8.1).
 const CONNECT_UDP: &[u8] = b"connect-udp";

@@ -3,8 +3,11 @@
 //! **Invariant:** a [`Host::Name`] is a DNS name that no resolver interprets as an address, so that a target
 //! checked as a name cannot turn out to be `127.1` in disguise.
 
-use std::fmt;
-use std::net::{IpAddr, Ipv6Addr};
+use std::{
+    fmt,
+    net::{IpAddr, Ipv6Addr},
+};
+
 use thiserror::Error;
 
 /// The longest DNS name in bytes, without the trailing dot (RFC 1035 §2.3.4).
@@ -160,9 +163,11 @@ fn port_from(port: &str) -> Result<u16, InvalidTarget> {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::*;
-    use proptest::prelude::*;
     use std::net::Ipv4Addr;
+
+    use proptest::prelude::*;
+
+    use super::*;
 
     fn name(name: &str) -> Host {
         Host::Name(name.into())

@@ -11,10 +11,11 @@
 //!
 //! Other variables are allowed (RFC 9298 §2) and undefined at both ends, so they expand to nothing.
 
-use crate::target::{InvalidTarget, Target};
-use std::borrow::Cow;
-use std::str::FromStr;
+use std::{borrow::Cow, str::FromStr};
+
 use thiserror::Error;
+
+use crate::target::{InvalidTarget, Target};
 
 /// The path of the template for a client that knows only the proxy's host and port (RFC 9298 §2).
 pub const DEFAULT_PATH: &str = "/.well-known/masque/udp/{target_host}/{target_port}/";
@@ -312,9 +313,10 @@ fn percent_decode(value: &str) -> Result<Cow<'_, str>, InvalidTarget> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::target::tests::targets;
-    use proptest::prelude::*;
 
     fn template(path: &str) -> Template {
         Template::parse(&format!("https://relay.example{path}")).unwrap()

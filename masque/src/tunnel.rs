@@ -4,11 +4,14 @@
 //! only capsules receives capsules, until its first datagram arrives. One datagram settles the form for good: a peer
 //! that puts only its largest payloads into capsules keeps receiving datagrams.
 
-use crate::capsule::Capsule;
-use crate::datagram::{self, MAX_UDP_PAYLOAD_BYTES, UDP_CONTEXT};
-use crate::h3::Code;
 use bytes::{Buf, Bytes};
 use thiserror::Error;
+
+use crate::{
+    capsule::Capsule,
+    datagram::{self, MAX_UDP_PAYLOAD_BYTES, UDP_CONTEXT},
+    h3::Code,
+};
 
 /// How a payload travels between client and proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,8 +153,9 @@ impl Tunnel {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use Form::{Capsule as InCapsule, Datagram as InDatagram};
+
+    use super::*;
 
     fn capsule(http_datagram: &'static [u8]) -> Capsule {
         Capsule::Datagram(Bytes::from_static(http_datagram))

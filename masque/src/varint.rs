@@ -42,8 +42,9 @@ pub fn read(input: &mut &[u8]) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
+
+    use super::*;
 
     #[test]
     fn the_examples_of_rfc_9000_a_1_decode() {

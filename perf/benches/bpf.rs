@@ -7,9 +7,7 @@
 //!
 //! With `BPF_RESULTS=FILE`, the rows are also written to FILE (from the folder `perf`), one object per line.
 
-use std::num::NonZeroU64;
-use std::time::Duration;
-use std::{env, fs};
+use std::{env, fs, num::NonZeroU64, time::Duration};
 
 use admission::connection_id::{IdLabel, Keys};
 use anyhow::{Context as _, Result, ensure};

@@ -66,9 +66,10 @@ impl Arbiter {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::stream::{Discipline, DisciplineClock, Service, Streams};
-    use proptest::prelude::*;
 
     /// Streams on one side, datagram flows on the other; none runs dry.
     struct Connection {

@@ -55,8 +55,9 @@ impl Pace {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
+
+    use super::*;
 
     const MS: u64 = 1_000_000;
 

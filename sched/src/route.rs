@@ -88,7 +88,6 @@ mod survey;
 pub mod train;
 pub mod tune;
 
-pub use crate::random::Random;
 pub use admitted::Commitment;
 pub use choice::{FallbackCause, ModelChoice, Reason};
 pub use curve::{Cost, Curve, WINDOW_TOKENS};
@@ -99,3 +98,5 @@ pub use policy::{DOUBT, Dqn, Measure, RoutingPolicy, Thresholds};
 pub use request::{Model, ModelSet, RoutedRequest, Slo, unread_tokens};
 pub use router::{MARGIN, MARGIN_PERCENT, Router, RouterCounters};
 pub use state::{ClientPath, EngineLoad, Prediction, Replica, State, share_groups};
+
+pub use crate::random::Random;

@@ -18,10 +18,10 @@ mod clock;
 #[cfg(test)]
 mod tests;
 
+use clock::Account;
 pub use clock::{DisciplineClock, Rank};
 
 use crate::pifo::Pifo;
-use clock::Account;
 
 /// How streams that have something to send are ordered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

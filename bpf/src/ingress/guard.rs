@@ -1,16 +1,20 @@
 //! The tables of the XDP program.
 
-use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
-use std::os::fd::OwnedFd;
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv6Addr, SocketAddr},
+    os::fd::OwnedFd,
+};
 
 use aya::maps::{Array, HashMap, MapData, PerCpuArray};
 
 use super::{GuardLimits, GuardReason, IdKeys, PROGRAM, RateLimit};
-use crate::connection_id::{set_keys, words};
-use crate::error::{Cause, Error};
-use crate::intf::{self, RawArrivals, RawIdKeys, RawLimit, RawLimits, RawListener, RawStampKey};
-use crate::tables::Tables;
+use crate::{
+    connection_id::{set_keys, words},
+    error::{Cause, Error},
+    intf::{self, RawArrivals, RawIdKeys, RawLimit, RawLimits, RawListener, RawStampKey},
+    tables::Tables,
+};
 
 /// The maps of [`Guard`].
 pub(super) const TABLES: Tables = Tables { program: PROGRAM, names: &NAMES };

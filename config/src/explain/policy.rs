@@ -1,12 +1,16 @@
 //! Explains the policy: its schedules, classes and rules, one a line.
 
-use sched::class::{ClassSettings, DropRule, Late};
-use sched::path::Placement;
-use sched::stream::{Discipline, Expiry, Low};
+use sched::{
+    class::{ClassSettings, DropRule, Late},
+    path::Placement,
+    stream::{Discipline, Expiry, Low},
+};
 
 use super::{joined, packet_words, rate_words};
-use crate::policy::{Policy, PolicyRule, ScheduleSettings};
-use crate::section::Word as _;
+use crate::{
+    policy::{Policy, PolicyRule, ScheduleSettings},
+    section::Word as _,
+};
 
 /// Returns the lines about the policy.
 pub(super) fn policy(policy: &Policy) -> impl Iterator<Item = String> {

@@ -1,21 +1,22 @@
 //! Reads a policy and its tables from text.
 
-use std::collections::BTreeMap;
-use std::ops::RangeInclusive;
-use std::time::Duration;
+use std::{collections::BTreeMap, ops::RangeInclusive, time::Duration};
 
-use sched::class::{ClassSettings, DEFAULT, DropRule, Late};
-use sched::path::Placement;
-use sched::stream::{Discipline, Expiry, Level, Low};
+use sched::{
+    class::{ClassSettings, DEFAULT, DropRule, Late},
+    path::Placement,
+    stream::{Discipline, Expiry, Level, Low},
+};
 use serde_json::{Value as Json, json};
-use toml::Spanned;
-use toml::de::DeValue;
+use toml::{Spanned, de::DeValue};
 
 use super::{ClassId, MAX_CLASSES, MAX_SCHEDULES, Policy, PolicyRule, ScheduleSettings};
-use crate::error::Problem;
-use crate::section::{ClassName, ScheduleName, Section, Value, text, unsigned, whole_number, words};
-use crate::targets::Ports;
-use crate::text::quoted;
+use crate::{
+    error::Problem,
+    section::{ClassName, ScheduleName, Section, Value, text, unsigned, whole_number, words},
+    targets::Ports,
+    text::quoted,
+};
 
 /// Reads the sections of a policy, which may be mixed with others.
 pub(crate) fn read(root: &mut Section<'_>) -> Policy {

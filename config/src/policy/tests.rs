@@ -1,13 +1,14 @@
 use std::time::Duration;
 
 use masque::priority::{DEFAULT_URGENCY, of_urgency};
-use sched::class::{DEFAULT_PRIORITY, DropRule, Late};
-use sched::path::Placement;
-use sched::stream::{Expiry, Level};
+use sched::{
+    class::{DEFAULT_PRIORITY, DropRule, Late},
+    path::Placement,
+    stream::{Expiry, Level},
+};
 
 use super::*;
-use crate::schema::tests::POLICY;
-use crate::tests::assert_refused;
+use crate::{schema::tests::POLICY, tests::assert_refused};
 
 mod properties;
 mod requests;

@@ -2,8 +2,10 @@
 
 use sched::class::{ClassSettings, DEFAULT};
 
-use super::Policy;
-use super::read::{class, rule, schedule};
+use super::{
+    Policy,
+    read::{class, rule, schedule},
+};
 use crate::document::Text;
 
 impl Policy {

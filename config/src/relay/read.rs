@@ -1,18 +1,22 @@
 //! Reads a relay and its tables from text.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::ops::RangeInclusive;
-use std::path::PathBuf;
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    ops::RangeInclusive,
+    path::PathBuf,
+};
 
 use super::{
     Auth, ClientCertificate, DRAIN, ListenerIdentity, ListenerSettings, NAME, RelayLimits, RelaySettings,
     StrangerLimits, Token, quotas,
 };
-use crate::error::Problem;
-use crate::policy::Policy;
-use crate::quota;
-use crate::section::{Section, Value};
-use crate::targets::{Pattern, Ports, TargetRule, TargetRules};
+use crate::{
+    error::Problem,
+    policy::Policy,
+    quota,
+    section::{Section, Value},
+    targets::{Pattern, Ports, TargetRule, TargetRules},
+};
 
 /// The default listeners of a relay: the HTTPS port of every address.
 const EVERYWHERE: [SocketAddr; 2] =

@@ -1,7 +1,6 @@
 //! Compares the schemas with the readers, using an independent implementation of JSON Schema.
 
-use std::collections::BTreeSet;
-use std::sync::LazyLock;
+use std::{collections::BTreeSet, sync::LazyLock};
 
 use boon::{Compiler, SchemaIndex, Schemas};
 use proptest::prelude::*;
@@ -9,8 +8,10 @@ use serde_json::Value as Json;
 use toml::Value;
 
 use super::*;
-use crate::error::{Error, Errors, Problem};
-use crate::sample::switched_on;
+use crate::{
+    error::{Error, Errors, Problem},
+    sample::switched_on,
+};
 
 pub(crate) static CONFIG: LazyLock<Judge> =
     LazyLock::new(|| Judge::new(&Config::schema(), |text| errors(Config::from_toml(text))));

@@ -8,13 +8,9 @@
 //! A writer walks through each section separately, because it decides their order. The walk finds every required key
 //! missing, as with [`describe`](super::describe), and these errors are discarded.
 
-use std::cell::RefCell;
-use std::fmt::Display;
-use std::ops::RangeInclusive;
-use std::time::Duration;
+use std::{cell::RefCell, fmt::Display, ops::RangeInclusive, time::Duration};
 
-use toml::Spanned;
-use toml::de::DeValue;
+use toml::{Spanned, de::DeValue};
 
 use super::{Name, Report, Section, Value, closest, schema, shown, unsigned};
 use crate::error::Problem;

@@ -1,7 +1,9 @@
 //! Reads several files as one document: a main file and drop-ins. Later drop-ins take precedence.
 
-use toml::Spanned;
-use toml::de::{DeArray, DeTable, DeValue};
+use toml::{
+    Spanned,
+    de::{DeArray, DeTable, DeValue},
+};
 
 /// A file of a configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -3,13 +3,17 @@
 use std::iter::once;
 
 use serde_json::Value as Json;
-use toml::Spanned;
-use toml::de::{DeString, DeTable, DeValue};
+use toml::{
+    Spanned,
+    de::{DeString, DeTable, DeValue},
+};
 
-use super::schema::{self, ANY, NAME};
-use super::{Report, Section, Value, text, unfit};
-use crate::error::Problem;
-use crate::text::quoted;
+use super::{
+    Report, Section, Value,
+    schema::{self, ANY, NAME},
+    text, unfit,
+};
+use crate::{error::Problem, text::quoted};
 
 const MAX_NAME_BYTES: usize = 32;
 

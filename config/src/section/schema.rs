@@ -1,7 +1,9 @@
 //! The keys that a reader asks for, as JSON Schema (draft 2020-12).
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::ops::RangeInclusive;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::RangeInclusive,
+};
 
 use serde_json::{Map, Value as Json, json};
 

@@ -1,22 +1,25 @@
 //! The types of TOML values, and the same types as JSON Schema.
 
-use std::net::{IpAddr, SocketAddr};
-use std::ops::RangeInclusive;
-use std::path::PathBuf;
+use std::{
+    net::{IpAddr, SocketAddr},
+    ops::RangeInclusive,
+    path::PathBuf,
+};
 
 use ipnet::IpNet;
-use masque::target::Target;
-use masque::template::Template;
+use masque::{target::Target, template::Template};
 use serde_json::{Value as Json, json};
 use toml::de::DeValue;
 
-use crate::engine::{EngineUrl, UrlPath};
-use crate::error::Problem;
-use crate::hash;
-use crate::nat64::Nat64Prefix;
-use crate::pattern::{NotAPattern, Pattern};
-use crate::routing::Routing;
-use crate::text::{is_text, quoted};
+use crate::{
+    engine::{EngineUrl, UrlPath},
+    error::Problem,
+    hash,
+    nat64::Nat64Prefix,
+    pattern::{NotAPattern, Pattern},
+    routing::Routing,
+    text::{is_text, quoted},
+};
 
 /// A value that is written as one word.
 pub(crate) trait Word {

@@ -1,7 +1,9 @@
 //! A written configuration reads back as the same: with changes of every key alone, and of several at once.
 
-use std::collections::BTreeSet;
-use std::sync::{Arc, LazyLock};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, LazyLock},
+};
 
 use proptest::prelude::*;
 use toml::{Table, Value};

@@ -34,11 +34,15 @@ use futures::task::AtomicWaker;
 use parking_lot::{Mutex, MutexGuard};
 use prometheus_client::metrics::counter::Counter;
 
-pub use self::budget::Budget;
-pub use self::census::{AddressPrefix, AdmissionVerdict, REMEMBERED};
-use self::census::{Census, Origin};
-use self::frames::FramesBound;
-pub use self::frames::{PacketFrames, StreamFrames, UserFrames};
+pub use self::{
+    budget::Budget,
+    census::{AddressPrefix, AdmissionVerdict, REMEMBERED},
+    frames::{PacketFrames, StreamFrames, UserFrames},
+};
+use self::{
+    census::{Census, Origin},
+    frames::FramesBound,
+};
 use super::limits::{AdmissionLimits, FrameRates, StrangerTerms};
 
 mod budget;

@@ -102,7 +102,6 @@ fn client(channel: Channel) -> ControlClient {
 mod tests {
     use std::collections::HashSet;
 
-    use super::*;
     use prost::Message as _;
     use prost_types::{DescriptorProto, FileDescriptorProto, FileDescriptorSet};
     use tokio::{
@@ -110,6 +109,8 @@ mod tests {
         net::UnixListener,
         time::timeout,
     };
+
+    use super::*;
 
     /// A frame of HTTP/2 with no settings (RFC 9113 §6.5).
     const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];

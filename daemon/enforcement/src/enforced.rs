@@ -6,7 +6,11 @@ use bpf::{Availability, Capabilities, Finding};
 use parking_lot::Mutex;
 use prometheus_client::{
     encoding::{DescriptorEncoder, EncodeMetric as _},
-    metrics::{MetricType, counter::Counter, gauge::ConstGauge, gauge::Gauge},
+    metrics::{
+        MetricType,
+        counter::Counter,
+        gauge::{ConstGauge, Gauge},
+    },
     registry::Registry,
 };
 

@@ -5,14 +5,13 @@
 use std::{io, net::IpAddr, time::Duration};
 
 use futures::{FutureExt as _, Stream, StreamExt as _, channel::mpsc::UnboundedReceiver, stream};
-use rtnetlink::packet_route::{
-    AddressFamily,
-    route::{RouteAddress, RouteAttribute, RouteMessage},
-};
 use rtnetlink::{
     Handle,
     packet_core::{NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload},
-    packet_route::RouteNetlinkMessage,
+    packet_route::{
+        AddressFamily, RouteNetlinkMessage,
+        route::{RouteAddress, RouteAttribute, RouteMessage},
+    },
     sys::{self, AsyncSocket as _, SocketAddr, protocols::NETLINK_ROUTE},
 };
 pub use rtnetlink::{MulticastGroup as Group, packet_core as core, packet_route as message};
@@ -237,8 +236,10 @@ fn closed() -> Error {
 
 #[cfg(test)]
 mod tests {
-    use rtnetlink::packet_core::{DoneMessage, ErrorMessage, NetlinkHeader};
-    use rtnetlink::packet_route::{address::AddressMessage, link::LinkMessage};
+    use rtnetlink::{
+        packet_core::{DoneMessage, ErrorMessage, NetlinkHeader},
+        packet_route::{address::AddressMessage, link::LinkMessage},
+    };
 
     use super::*;
 

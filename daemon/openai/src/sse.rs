@@ -230,9 +230,8 @@ impl Choice<'_> {
 
 #[cfg(test)]
 mod tests {
-    use crate::TokenUsage;
-
     use super::*;
+    use crate::TokenUsage;
 
     const CHAT: &str = concat!(
         ": a comment\r\n",

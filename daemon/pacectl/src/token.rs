@@ -3,8 +3,7 @@
 use std::time::SystemTime;
 
 use anyhow::{Result, anyhow};
-use api::say;
-use api::token;
+use api::{say, token};
 use clap::Subcommand;
 use config::{hash::hex, moment::Moment, text::is_text};
 

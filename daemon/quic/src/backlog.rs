@@ -195,9 +195,8 @@ mod tests {
 
     use sched::class::ClassSettings;
 
-    use crate::class::Class;
-
     use super::*;
+    use crate::class::Class;
 
     #[test]
     fn at_its_bound_a_queue_needs_no_more_memory_for_times_than_below_it() {

@@ -36,10 +36,9 @@ use s2n_quic::{
 };
 use tokio::sync::Notify;
 
-pub use self::error::{connection_reason, refused_by_tls};
 pub use self::{
     client::{Client, Reserved},
-    error::{Error, close},
+    error::{Error, close, connection_reason, refused_by_tls},
     message::{RecvStream, SendStream},
 };
 use self::{error::application_code, peer::Peer, signal::Signals};

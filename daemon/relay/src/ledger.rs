@@ -67,9 +67,9 @@ mod tests {
     use std::{collections::BTreeMap, fs, path::PathBuf};
 
     use config::quota::Quota;
+    use role::holder::Holder;
 
     use super::*;
-    use role::holder::Holder;
 
     struct Folder(PathBuf);
 

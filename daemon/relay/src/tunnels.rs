@@ -19,9 +19,9 @@ use quic::{
     datagrams::FlowView,
     h3,
 };
-use role::classes::Classes;
 use role::{
     access::record,
+    classes::Classes,
     traffic::{Traffic, UserTraffic},
 };
 use tokio::sync::Notify;

@@ -161,11 +161,11 @@ impl Gate {
 mod tests {
     use std::task::Waker;
 
-    use crate::classes::Classes;
     use config::{policy::Policy, quota::Quota};
     use quic::class::{ClassMetrics, PolicyRole};
 
     use super::*;
+    use crate::classes::Classes;
 
     /// A gate to a UDP target over IPv4, whose timers are polled but never fire.
     fn gate(policy: &str, quota: Quota) -> Gate {

@@ -4,7 +4,10 @@ use std::{
     collections::HashMap,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering::AcqRel, Ordering::Acquire},
+        atomic::{
+            AtomicUsize,
+            Ordering::{AcqRel, Acquire},
+        },
     },
 };
 

@@ -277,8 +277,10 @@ mod tests {
     use hyper::client;
     use hyper_util::rt::TokioExecutor;
     use parking_lot::Mutex;
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
-    use tokio::task::JoinHandle;
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
+        task::JoinHandle,
+    };
 
     use super::*;
 

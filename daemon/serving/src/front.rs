@@ -18,9 +18,11 @@ use hyper::{
     header::{CONNECTION, EXPECT, HeaderValue},
 };
 use pacing::path::PathStats;
-use role::access::served::Served;
-use role::classes::Classes;
-use role::door::{self, Door};
+use role::{
+    access::served::Served,
+    classes::Classes,
+    door::{self, Door},
+};
 use rustls::ServerConfig;
 use tokio::{
     io::{AsyncRead, AsyncWrite},

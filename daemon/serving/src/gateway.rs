@@ -25,9 +25,11 @@ use masque::h3::{Field, RequestHead};
 use openai::{OpenAiError, Operation, RoutingFields, excerpt};
 use parking_lot::Mutex;
 use quic::clock::Clock;
-use role::access::served::{Served, UNTAKEN};
-use role::classes::Classes;
-use role::holder::Holder;
+use role::{
+    access::served::{Served, UNTAKEN},
+    classes::Classes,
+    holder::Holder,
+};
 use routing::decision::AnswerOutcome;
 use sched::{
     class::Late,

@@ -216,7 +216,10 @@ mod tests {
 
     use bytes::Bytes;
     use http_body_util::Full;
-    use hyper::{server::conn::http1, server::conn::http2, service::service_fn};
+    use hyper::{
+        server::conn::{http1, http2},
+        service::service_fn,
+    };
     use rcgen::{CertifiedKey, generate_simple_self_signed};
     use rustls::ServerConfig;
     use rustls_pki_types::PrivateKeyDer;

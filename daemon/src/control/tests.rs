@@ -2,12 +2,14 @@ use api::v1::{self, control_service_server::ControlService as _};
 use config::policy::Policy;
 use futures::{FutureExt as _, StreamExt as _};
 use quic::class::{ClassMetrics, PolicyRole};
-use role::access::record::{RecordedRequest, RefusedRequest};
-use role::classes::Classes;
+use role::{
+    access::record::{RecordedRequest, RefusedRequest},
+    classes::Classes,
+};
+use uplink::Destination;
 
 use super::{grpc::ControlService, *};
 use crate::policy::{Enforce, Origin};
-use uplink::Destination;
 
 const ONE: &str = "[class.one]\n";
 const ROOT: fn() -> Caller = || Caller { name: "root".into(), may_write: true };

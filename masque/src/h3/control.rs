@@ -1,13 +1,17 @@
 //! Connection state beyond the requests: the peer's unidirectional streams (RFC 9114 §6.2), above all its control stream
 //! and the frames on it.
 
-use super::error::{Code, ProtocolError};
-use super::frame::{self, Cutter, Kind, Step, single_id};
-use super::qpack::{self, DecoderStream};
-use super::{Role, Settings};
-use crate::varint;
-use bytes::{Buf, Bytes, BytesMut};
 use std::collections::VecDeque;
+
+use bytes::{Buf, Bytes, BytesMut};
+
+use super::{
+    Role, Settings,
+    error::{Code, ProtocolError},
+    frame::{self, Cutter, Kind, Step, single_id},
+    qpack::{self, DecoderStream},
+};
+use crate::varint;
 
 /// The largest payload of a frame on the control stream that is buffered; unknown frames are not buffered. No frame used
 /// here comes close.

@@ -1,8 +1,10 @@
 //! Fields (RFC 9110 §5, RFC 9114 §4.2).
 
-use super::error::{ProtocolError, malformed};
-use bytes::Bytes;
 use std::fmt;
+
+use bytes::Bytes;
+
+use super::error::{ProtocolError, malformed};
 
 /// What one field adds to the size of its section besides its name and value (RFC 9114 §4.2.2).
 const FIELD_OVERHEAD_BYTES: u64 = 32;

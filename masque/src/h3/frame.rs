@@ -1,8 +1,9 @@
 //! Frames (RFC 9114 §7): their types, and the division of a stream into frames without buffering payloads.
 
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+
 use super::error::{Code, ProtocolError};
 use crate::varint;
-use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 pub(super) const DATA: u64 = 0x00;
 pub(super) const HEADERS: u64 = 0x01;
@@ -154,8 +155,9 @@ pub(super) fn single_id(mut payload: &[u8]) -> Result<u64, ProtocolError> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
+
+    use super::*;
 
     type Frame = (Kind, u64, Vec<u8>);
 

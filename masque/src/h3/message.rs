@@ -1,10 +1,13 @@
 //! Messages (RFC 9114 §4.1 to §4.4, RFC 9220): fields to heads and back, with the rules for both. Encoding applies
 //! the same checks as receiving.
 
-use super::error::{Code, ProtocolError, malformed};
-use super::field::{Field, check_value, is_token};
-use super::{frame, qpack};
 use bytes::{Bytes, BytesMut};
+
+use super::{
+    error::{Code, ProtocolError, malformed},
+    field::{Field, check_value, is_token},
+    frame, qpack,
+};
 
 /// The head of a request that complies with RFC 9114 §4.3.1 and §4.4, and with RFC 9220 §3. It has one of three
 /// shapes:

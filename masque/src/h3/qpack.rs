@@ -4,10 +4,13 @@
 mod prefix;
 mod static_table;
 
-use super::error::{Code, ProtocolError};
-use super::field::Field;
 use prefix::{Integer, PartialInteger, Unreadable, read_integer, read_string, write_integer, write_string};
 use static_table::STATIC_TABLE;
+
+use super::{
+    error::{Code, ProtocolError},
+    field::Field,
+};
 
 /// The error for a field section larger than the announced limit.
 pub(super) const SECTION_TOO_LARGE: ProtocolError =

@@ -1,11 +1,15 @@
 //! The receiving side of a request stream (RFC 9114 §4.1): the permitted order of frames, and the messages in them.
 
-use super::error::{Code, ProtocolError, malformed};
-use super::field::Field;
-use super::frame::{Cutter, Kind, Step};
-use super::message::{RequestHead, ResponseHead, content_length, parse_trailers};
-use super::{Role, qpack};
 use bytes::{Bytes, BytesMut};
+
+use super::{
+    Role,
+    error::{Code, ProtocolError, malformed},
+    field::Field,
+    frame::{Cutter, Kind, Step},
+    message::{RequestHead, ResponseHead, content_length, parse_trailers},
+    qpack,
+};
 
 /// A piece of a message, in the order of arrival.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,10 +1,15 @@
 //! SETTINGS (RFC 9114 §7.2.4, RFC 9204 §5, RFC 9220 §3, RFC 9297 §2.1.1).
 
-use super::error::{Code, ProtocolError};
-use super::{Role, frame};
-use crate::varint;
-use bytes::BufMut;
 use std::collections::HashSet;
+
+use bytes::BufMut;
+
+use super::{
+    Role,
+    error::{Code, ProtocolError},
+    frame,
+};
+use crate::varint;
 
 const QPACK_MAX_TABLE_CAPACITY: u64 = 0x01;
 const MAX_FIELD_SECTION_SIZE: u64 = 0x06;
@@ -96,8 +101,9 @@ fn flag(value: u64) -> Result<bool, ProtocolError> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
+
+    use super::*;
 
     fn code(payload: &[u8]) -> Code {
         let error = Settings::parse(payload).unwrap_err();

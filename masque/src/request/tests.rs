@@ -1,7 +1,7 @@
-use super::*;
-use crate::proxy_status::ErrorType;
-use crate::target::tests::targets;
 use proptest::prelude::*;
+
+use super::*;
+use crate::{proxy_status::ErrorType, target::tests::targets};
 
 const PATH: &str = "/.well-known/masque/udp/192.0.2.1/443/";
 

@@ -131,8 +131,9 @@ pub async fn serve(mut server: Server, read: impl Fn(usize)) {
 
 #[cfg(test)]
 mod tests {
-    use crate::run;
     use plan::{Clock, Plan, Scheduler};
+
+    use crate::run;
 
     #[test]
     fn requests_leave_at_once_beside_a_backlog_under_two_levels_and_late_in_plain_streams() {

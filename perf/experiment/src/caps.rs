@@ -155,8 +155,9 @@ fn figures(packets: &[Packet]) -> Result<Vec<Figure>> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use instruments::load::value;
+
+    use super::*;
 
     #[test]
     fn the_rate_is_that_of_settled_packets() {

@@ -232,11 +232,13 @@ async fn measure(plan: &Plan, requests: &[Request], clients: &[s2n_quic::Client]
 
 #[cfg(test)]
 mod tests {
-    use config::policy::{Policy, Subject};
-    use config::targets::Protocol;
+    use config::{
+        policy::{Policy, Subject},
+        targets::Protocol,
+    };
+    use plan::{self, Topology};
 
     use super::*;
-    use plan::{self, Topology};
 
     #[test]
     fn a_run_whose_payloads_travel_in_the_other_form_is_refused() {

@@ -279,9 +279,10 @@ pub fn markdown(head: &[String], rows: &[Vec<String>]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use instruments::{load::Figure, origin::Origin};
+
     use super::*;
     use crate::{Outcome, Run, Sample};
-    use instruments::{load::Figure, origin::Origin};
 
     #[test]
     fn figures_of_the_paper_stand_beside_measured_ones() {

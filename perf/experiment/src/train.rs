@@ -91,8 +91,9 @@ fn quantile(sorted: &[u64], share: f64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use instruments::load::value;
+
+    use super::*;
 
     fn packets(at_us: &[u64]) -> Vec<Packet> {
         at_us.iter().map(|us| Packet { at_ns: us * 1_000, frame_bytes: 1_000, destination_port: 1 }).collect()

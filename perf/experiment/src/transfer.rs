@@ -241,10 +241,11 @@ fn thread_cpu_ns() -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::judge;
-    use crate::compare;
     use instruments::load::{Figure, value};
     use plan::{Clock, Plan, Scheduler};
+
+    use super::judge;
+    use crate::compare;
 
     #[test]
     fn all_bytes_arrive_and_have_a_price_under_every_scheduler() {

@@ -239,10 +239,9 @@ impl World {
 
 #[cfg(test)]
 mod tests {
-    use plan::Varied as _;
+    use plan::{BASE, Varied as _};
 
     use super::*;
-    use plan::BASE;
 
     fn plan(name: &str, variant: &str) -> Plan {
         let mut plan = Plan::read(name).unwrap().variant(variant).unwrap();

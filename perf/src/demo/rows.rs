@@ -353,9 +353,8 @@ fn cells(run: &Run, class: Class, of: &OfClass) -> Vec<String> {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use instruments::origin::{Origin, json_lines};
-
     use clap::Parser;
+    use instruments::origin::{Origin, json_lines};
 
     use super::*;
 

@@ -11,11 +11,13 @@
 //! less the chances that admitted requests lose. The highest worth wins, so a large model answers as long as no other
 //! request pays for it.
 
-use super::admitted::Commitment;
-use super::choice::{ModelChoice, Reason};
-use super::request::{RoutedRequest, Slo};
-use super::state::{Replica, State};
-use super::survey::{self, Candidate, Survey};
+use super::{
+    admitted::Commitment,
+    choice::{ModelChoice, Reason},
+    request::{RoutedRequest, Slo},
+    state::{Replica, State},
+    survey::{self, Candidate, Survey},
+};
 
 /// The policy's memory: how busy engines were recently.
 #[derive(Clone, Debug, Default)]

@@ -189,8 +189,9 @@ const fn at_most(most: f64, number: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
+
+    use super::*;
 
     const MS: f64 = 1e6;
 

@@ -1,7 +1,6 @@
 //! The inputs that a network receives for a decision, as numbers of about 1.
 
-use super::request::Model;
-use super::survey::Survey;
+use super::{request::Model, survey::Survey};
 use crate::hash::fnv1a;
 
 /// Which numbers a network receives. Their meaning never changes under the same name: a new set gets a new name.
@@ -120,12 +119,15 @@ pub fn fingerprint(models: &[Model], classes: usize, features: Features) -> u64 
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::route::curve::{Cost, Curve};
-    use crate::route::request::{ModelSet, RoutedRequest, Slo};
-    use crate::route::state::{ClientPath, EngineLoad, Replica, State};
-    use crate::route::survey::survey;
     use proptest::prelude::*;
+
+    use super::*;
+    use crate::route::{
+        curve::{Cost, Curve},
+        request::{ModelSet, RoutedRequest, Slo},
+        state::{ClientPath, EngineLoad, Replica, State},
+        survey::survey,
+    };
 
     fn models(count: u64) -> Vec<Model> {
         (0..count).map(|id| Model { id, rewards: vec![1.0 / (id + 1) as f32] }).collect()

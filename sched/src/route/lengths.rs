@@ -259,9 +259,10 @@ impl AnswerLengths {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::random::Random;
-    use proptest::prelude::*;
 
     /// Notes complete answers of a class.
     fn complete(lengths: &mut AnswerLengths, class: usize, max_tokens: u32, tokens: &[f64]) {

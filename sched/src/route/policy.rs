@@ -1,12 +1,14 @@
 //! Policies: each is a rule that returns a replica, or the cause why it cannot.
 
-use super::choice::{FallbackCause, ModelChoice, Reason};
-use super::considerate::Watch;
-use super::features::{self, Features};
-use super::mlp::{Activations, Mlp, Tensor};
-use super::request::{Model, RoutedRequest, Slo};
-use super::state::State;
-use super::survey::{self, Candidate, Survey};
+use super::{
+    choice::{FallbackCause, ModelChoice, Reason},
+    considerate::Watch,
+    features::{self, Features},
+    mlp::{Activations, Mlp, Tensor},
+    request::{Model, RoutedRequest, Slo},
+    state::State,
+    survey::{self, Candidate, Survey},
+};
 
 /// How a model is chosen.
 #[derive(Clone, Debug, PartialEq)]

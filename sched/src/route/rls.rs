@@ -173,8 +173,9 @@ const fn at_least_0(number: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
+
+    use super::*;
 
     const FIT: Fit = Fit { forgetting: 0.99, scale: 8.0 };
 

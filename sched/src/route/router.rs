@@ -1,11 +1,13 @@
 //! The router: a policy, the guard over it, and counters of its choices.
 
-use super::choice::{FallbackCause, ModelChoice, Reason};
-use super::policy::{self, PolicyInUse, RoutingPolicy};
-use super::rate::Rate;
-use super::request::{Model, RoutedRequest};
-use super::state::State;
-use super::survey::{self, Candidate, Survey, survey};
+use super::{
+    choice::{FallbackCause, ModelChoice, Reason},
+    policy::{self, PolicyInUse, RoutingPolicy},
+    rate::Rate,
+    request::{Model, RoutedRequest},
+    state::State,
+    survey::{self, Candidate, Survey, survey},
+};
 
 /// Chooses the model and replica for each request.
 ///

@@ -21,9 +21,11 @@ pub use score::{Fate, RunOutcome, mean_score};
 pub(crate) use workload::RATES;
 pub use workload::{Arrival, Workload};
 
-use super::curve::{Cost, Curve};
-use super::request::Model;
-use super::state::{EngineLoad, Replica};
+use super::{
+    curve::{Cost, Curve},
+    request::Model,
+    state::{EngineLoad, Replica},
+};
 
 /// The simulated system.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,9 +1,11 @@
 //! The state of the system when a request arrives: replicas, their load, and the way back to the client; and the
 //! predictions made from it.
 
-use super::admitted::Commitment;
-use super::curve::Curve;
-use super::request::{RoutedRequest, Slo};
+use super::{
+    admitted::Commitment,
+    curve::Curve,
+    request::{RoutedRequest, Slo},
+};
 
 /// What the router knows of the system.
 #[derive(Clone, Copy, Debug)]

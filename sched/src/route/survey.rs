@@ -1,8 +1,10 @@
 //! What each model would do with a request: the common basis of all policies.
 
-use super::choice::{ModelChoice, Reason};
-use super::request::{Model, RoutedRequest};
-use super::state::{Prediction, Replica, State};
+use super::{
+    choice::{ModelChoice, Reason},
+    request::{Model, RoutedRequest},
+    state::{Prediction, Replica, State},
+};
 
 /// The best replica of a model, and its prediction.
 #[derive(Clone, Copy, Debug, PartialEq)]

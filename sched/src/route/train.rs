@@ -10,12 +10,14 @@ mod learner;
 mod replay;
 
 pub use adam::{Adam, Gradient};
-
-use super::features::Features;
-use super::policy::Dqn;
-use super::serving::{Arrival, Setup, Workload, run};
-use crate::random::Random;
 use learner::Learner;
+
+use super::{
+    features::Features,
+    policy::Dqn,
+    serving::{Arrival, Setup, Workload, run},
+};
+use crate::random::Random;
 
 /// How to train. [`Training::paper`] uses the paper's values; the paper leaves those marked "open" undefined.
 #[derive(Clone, Debug, PartialEq)]

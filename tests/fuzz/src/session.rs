@@ -1,6 +1,10 @@
 //! A relay between a stranger who does anything and a user who only wants an echo.
 
-use std::{collections::VecDeque, sync::Arc, sync::atomic::Ordering::Relaxed, time::Duration};
+use std::{
+    collections::VecDeque,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
 
 use anyhow::Result;
 use lab::{

@@ -2,12 +2,12 @@
 
 #![expect(clippy::unwrap_used, reason = "called by tests, and fails them")]
 
-use std::io::ErrorKind;
-use std::net::UdpSocket;
-use std::time::Duration;
+use std::{io::ErrorKind, net::UdpSocket, time::Duration};
 
-use crate::process::wait_for;
-use crate::site::{SOON, Site};
+use crate::{
+    process::wait_for,
+    site::{SOON, Site},
+};
 
 /// The time that an application waits for an answer before it asks again.
 pub const BRIEF: Duration = Duration::from_millis(200);

@@ -1,23 +1,23 @@
 //! A client of a relay: one connection, and tunnels that send and receive one payload at a time.
 
-use std::future::poll_fn;
-use std::net::SocketAddr;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{future::poll_fn, net::SocketAddr, sync::Arc, time::Duration};
 
-use masque::proxy_status::{ErrorType, ProxyStatus};
-use masque::request::TunnelRefused;
-use masque::target::{Host, Target};
-use masque::tunnel::Form;
+use masque::{
+    proxy_status::{ErrorType, ProxyStatus},
+    request::TunnelRefused,
+    target::{Host, Target},
+    tunnel::Form,
+};
 use pacing::path::PacketSize;
-use quic::datagrams::{DatagramCounters, Schedules};
-use quic::endpoint::Transport;
-use quic::h3;
-use quic::segments::Segments;
+use quic::{
+    datagrams::{DatagramCounters, Schedules},
+    endpoint::Transport,
+    h3,
+    segments::Segments,
+};
 use relay_client::{OpenError, RelayConnection, access::Access, drive, endpoint::Endpoint, error::ConnectError};
 use role::tunnel::{TunnelEnd, UdpTunnel};
-use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::{task::JoinHandle, time::timeout};
 
 use crate::site::SOON;
 

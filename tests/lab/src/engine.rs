@@ -22,35 +22,43 @@
 mod batch;
 mod tokens;
 
-use std::convert::Infallible;
-use std::io;
-use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
+use std::{
+    convert::Infallible,
+    io,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};
-use hyper::body::Incoming;
-use hyper::server::conn::{http1, http2};
-use hyper::service::service_fn;
-use hyper::{Request, Response, StatusCode};
+use hyper::{
+    Request, Response, StatusCode,
+    body::Incoming,
+    server::conn::{http1, http2},
+    service::service_fn,
+};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use parking_lot::Mutex;
 use rustls::ServerConfig;
-use rustls_pki_types::pem::PemObject as _;
-use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 use serde_json::{Value, json};
-use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
-use tokio::sync::oneshot;
+use tokio::sync::{
+    mpsc::{UnboundedSender, unbounded_channel},
+    oneshot,
+};
 use tokio_rustls::TlsAcceptor;
 
-use self::batch::Sequence;
 pub use self::batch::{Batching, Gpu};
-use self::tokens::{End, Tokens};
-use crate::authority::Issued;
-use crate::netns::Namespace;
+use self::{
+    batch::Sequence,
+    tokens::{End, Tokens},
+};
+use crate::{authority::Issued, netns::Namespace};
 
 /// How long an engine takes for each kind of work.
 #[derive(Clone, Copy, Debug)]

@@ -1,11 +1,15 @@
 //! Applications that send numbered payloads to an echo and notice which come back, and what an event cost them.
 
-use std::net::UdpSocket;
-use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Weak};
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::{
+    net::UdpSocket,
+    ops::Range,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result};
 use rustix::net::{RecvFlags, recv};

@@ -2,9 +2,11 @@
 
 #![expect(clippy::unwrap_used, reason = "called by tests, and fails them")]
 
-use crate::authority::Authority;
-use crate::process::Process;
-use crate::site::{Counts, Family, SOON, Site};
+use crate::{
+    authority::Authority,
+    process::Process,
+    site::{Counts, Family, SOON, Site},
+};
 
 /// The address at which the inner client listens for its applications.
 pub const INSIDE: &str = "127.0.0.1:5010";

@@ -1,15 +1,19 @@
 //! Runs of iperf3 through forwards, and what an event cost them.
 
-use std::ops::Range;
-use std::process::{Child, Stdio};
-use std::time::{Duration, Instant};
+use std::{
+    ops::Range,
+    process::{Child, Stdio},
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
-use crate::process::{Process, send_signal};
-use crate::report::Figure;
-use crate::site::{SOON, Site};
+use crate::{
+    process::{Process, send_signal},
+    report::Figure,
+    site::{SOON, Site},
+};
 
 /// What iperf3 calls the end by [`Load::stop`].
 const STOPPED: &str = "interrupt - the client has terminated";

@@ -1,15 +1,19 @@
 //! A real engine: `llama-server` of llama.cpp with one of the random models that `tests/engines/models.py` writes.
 
-use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, TcpStream};
-use std::path::PathBuf;
-use std::time::Duration;
+use std::{
+    io::{Read as _, Write as _},
+    net::{Ipv4Addr, TcpStream},
+    path::PathBuf,
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
-use crate::netns::Namespace;
-use crate::process::{Process, send_signal, wait_for};
+use crate::{
+    netns::Namespace,
+    process::{Process, send_signal, wait_for},
+};
 
 /// How long an engine may take to load its model.
 const LOADING: Duration = Duration::from_secs(60);

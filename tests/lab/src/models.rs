@@ -6,9 +6,11 @@ use anyhow::Result;
 use config::hash::hex;
 use sha2::{Digest as _, Sha256};
 
-use crate::netns::Chain;
-use crate::process::Process;
-use crate::site::{Family, SOON, Site, Terms};
+use crate::{
+    netns::Chain,
+    process::Process,
+    site::{Family, SOON, Site, Terms},
+};
 
 /// Where the edge serves its clients, inside the client's namespace.
 pub const SERVE: &str = "127.0.0.1:8100";

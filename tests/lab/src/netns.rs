@@ -4,21 +4,29 @@
 //! reaches the target went through a tunnel. Namespaces are called `paced-PID-COUNT-ROLE` and live below `/run/netns`, where
 //! `ip netns` finds them. The next run removes the namespaces of dead runs.
 
-use std::fs::{self, File};
-use std::io::{self, Read as _, Write as _};
-use std::net::{Ipv4Addr, Ipv6Addr, TcpListener, UdpSocket};
-use std::os::fd::{AsFd as _, BorrowedFd};
-use std::os::unix::process::CommandExt as _;
-use std::path::Path;
-use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Once};
-use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::{
+    fs::{self, File},
+    io::{self, Read as _, Write as _},
+    net::{Ipv4Addr, Ipv6Addr, TcpListener, UdpSocket},
+    os::{
+        fd::{AsFd as _, BorrowedFd},
+        unix::process::CommandExt as _,
+    },
+    path::Path,
+    process::{Command, Stdio},
+    sync::{
+        Arc, Once,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use rustix::mount::{MountPropagationFlags, mount_bind, mount_change};
-use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
+use rustix::{
+    mount::{MountPropagationFlags, mount_bind, mount_change},
+    thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe},
+};
 
 use crate::{
     netem::Netem,

@@ -5,8 +5,10 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
-use crate::process::{run, said};
-use crate::site::Site;
+use crate::{
+    process::{run, said},
+    site::Site,
+};
 
 /// The relay's control socket, in the folder of its site.
 const RELAY: &str = "control.sock";

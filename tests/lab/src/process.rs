@@ -1,13 +1,17 @@
 //! A child process whose output is kept, and which does not outlive its handle.
 
-use std::io::{BufRead as _, BufReader, Read, Write as _};
-use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus, Output, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::{
+    io::{BufRead as _, BufReader, Read, Write as _},
+    path::PathBuf,
+    process::{Child, Command, ExitStatus, Output, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{RecvTimeoutError, channel},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use parking_lot::{Condvar, Mutex, MutexGuard};

@@ -3,9 +3,7 @@
 //! The runner (`tests/run`) names the rings in `PACED_RINGS`. A test of a ring that was not requested prints one line,
 //! `skipped: NAME: REASON`, which the runner counts; in a requested ring, a missing requirement fails the test.
 
-use std::fmt;
-use std::io::Write as _;
-use std::time::Duration;
+use std::{fmt, io::Write as _, time::Duration};
 
 /// A test's requirements on the machine, besides a compiler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,28 +4,35 @@
 //! The network's randomness comes from a fixed seed. TLS still uses real randomness, so runs differ in bytes but hardly in
 //! packets.
 
-use std::future::{poll_fn, ready};
-use std::net::SocketAddr;
-use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Duration;
+use std::{
+    future::{poll_fn, ready},
+    net::SocketAddr,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
-use admission::connection_id::Issuer;
-use admission::strangers::ConnectionPlaces;
+use admission::{connection_id::Issuer, strangers::ConnectionPlaces};
 use anyhow::{Context as _, Result, anyhow, ensure};
-use masque::h3::{Part, Role};
-use masque::proxy_status::ProxyName;
-use masque::request::{self, TunnelProtocol};
-use masque::target::{Host, Target};
-use masque::template::Template;
+use masque::{
+    h3::{Part, Role},
+    proxy_status::ProxyName,
+    request::{self, TunnelProtocol},
+    target::{Host, Target},
+    template::Template,
+};
 use parking_lot::Mutex;
-use quic::clock::{Clock, Sleep};
-use quic::datagrams::{DatagramCounters, Datagrams, QueueLimits, Schedule, Schedules};
-use quic::endpoint::{self, Admission, Transport};
-use quic::h3::{self, HttpConnection, MessageLimits, Request};
-use quic::segments::Segments;
-use quic::tls::{self, Identity, ServerTls};
+use quic::{
+    clock::{Clock, Sleep},
+    datagrams::{DatagramCounters, Datagrams, QueueLimits, Schedule, Schedules},
+    endpoint::{self, Admission, Transport},
+    h3::{self, HttpConnection, MessageLimits, Request},
+    segments::Segments,
+    tls::{self, Identity, ServerTls},
+};
 use relay_client::RelayConnection;
 use role::tunnel::{TunnelEnd, UdpTunnel};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};

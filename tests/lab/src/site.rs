@@ -1,20 +1,24 @@
 //! A running relay: `paced run --config` in the middle of a [`Chain`], with certificates, metrics and clients.
 
-use std::collections::HashMap;
-use std::fs;
-use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::{
+    collections::HashMap,
+    fs,
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, ensure};
 use config::uplink::{ClientFiles, TrustSource};
 use masque::template::Template;
 use relay_client::access::{Access, TokenSource};
 
-use crate::authority::{Authority, Issued};
-use crate::netns::{Chain, Namespace};
-use crate::process::{Process, send_signal, wait_for};
+use crate::{
+    authority::{Authority, Issued},
+    netns::{Chain, Namespace},
+    process::{Process, send_signal, wait_for},
+};
 
 /// How long something that should happen at once may take on a busy machine.
 pub const SOON: Duration = Duration::from_secs(20);

@@ -1,19 +1,24 @@
 //! Two QUIC endpoints with paced's providers over s2n-quic's simulated network, without a protocol above: for tests of
 //! how the dispatcher treats streams.
 
-use std::future::Future;
-use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::{
+    future::Future,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
 
 use admission::connection_id::Issuer;
 use anyhow::Result;
 use futures::future::{AbortHandle, abortable};
-use quic::datagrams::{Datagrams, QueueLimits, Schedule};
-use quic::dispatch::Dispatcher;
-use quic::endpoint::{self, Admission, Transport};
-use quic::tls;
-use s2n_quic::connection::{Handle as Connection, StreamAcceptor};
-use s2n_quic::provider::io::testing::{Handle, Model, primary, spawn};
+use quic::{
+    datagrams::{Datagrams, QueueLimits, Schedule},
+    dispatch::Dispatcher,
+    endpoint::{self, Admission, Transport},
+    tls,
+};
+use s2n_quic::{
+    connection::{Handle as Connection, StreamAcceptor},
+    provider::io::testing::{Handle, Model, primary, spawn},
+};
 
 use crate::simulation::{self, CLOCK};
 

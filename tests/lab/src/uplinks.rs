@@ -2,18 +2,18 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "called by tests, and fails them")]
 
-use std::net::UdpSocket;
-use std::path::PathBuf;
-use std::time::Duration;
+use std::{net::UdpSocket, path::PathBuf, time::Duration};
 
 use serde_json::Value;
 
-use crate::application::{application, assert_carries, echoes};
-use crate::flow::watch;
-use crate::netns::{Chain, End, Link, Namespace};
-use crate::process::{CpuWait, Process, wait_for};
-use crate::report;
-use crate::site::{Counts, Family, SOON, Site, Terms};
+use crate::{
+    application::{application, assert_carries, echoes},
+    flow::watch,
+    netns::{Chain, End, Link, Namespace},
+    process::{CpuWait, Process, wait_for},
+    report,
+    site::{Counts, Family, SOON, Site, Terms},
+};
 
 /// The address of the forward of an edge that [`edge`] started.
 pub const LISTEN: &str = "127.0.0.1:5000";

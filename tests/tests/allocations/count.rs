@@ -4,12 +4,14 @@
 //! payload looks at the stack: the innermost frame of a crate that [`Owner`] knows is the owner. Frames of the standard library and of other
 //! libraries are passed over, so paced also owns what it asks them to do.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::backtrace::Backtrace;
-use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
-use std::ffi::{c_int, c_void};
-use std::hint::black_box;
+use std::{
+    alloc::{GlobalAlloc, Layout, System},
+    backtrace::Backtrace,
+    cell::{Cell, RefCell},
+    collections::HashMap,
+    ffi::{c_int, c_void},
+    hint::black_box,
+};
 
 /// The size of the payloads whose copies are counted.
 pub const PAYLOAD_BYTES: usize = 1_100;

@@ -8,22 +8,27 @@
 
 mod count;
 
-use std::collections::BTreeMap;
-use std::future::poll_fn;
-use std::net::{SocketAddr, UdpSocket};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::{
+    collections::BTreeMap,
+    future::poll_fn,
+    net::{SocketAddr, UdpSocket},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use config::targets::Protocol;
 use count::{Act, Owner, Site, payload};
 use lab::simulation::{Ends, SEED, accept, simulate_served, target, within};
-use masque::request::TunnelProtocol;
-use masque::tunnel::Form;
-use quic::class::Membership;
-use quic::h3::{self, Request};
-use quic::segments::Segments;
-use relay::udp::UdpPump;
-use relay::udp_target::{SocketBuffers, UdpTarget};
+use masque::{request::TunnelProtocol, tunnel::Form};
+use quic::{
+    class::Membership,
+    h3::{self, Request},
+    segments::Segments,
+};
+use relay::{
+    udp::UdpPump,
+    udp_target::{SocketBuffers, UdpTarget},
+};
 use role::gate::Gate;
 use s2n_quic::provider::io::testing::{Model, spawn, time};
 use tokio::runtime::{Builder, Runtime};

@@ -1,7 +1,6 @@
 //! The answers of a real engine, and how they reach a client.
 
-use lab::process::wait_for;
-use lab::site::SOON;
+use lab::{process::wait_for, site::SOON};
 
 use super::*;
 

@@ -2,8 +2,10 @@
 
 use std::path::PathBuf;
 
-use lab::process::{Process, wait_for};
-use lab::site::SOON;
+use lab::{
+    process::{Process, wait_for},
+    site::SOON,
+};
 
 use super::*;
 

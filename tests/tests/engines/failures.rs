@@ -2,8 +2,7 @@
 
 use std::io::{BufRead as _, BufReader, Read as _};
 
-use lab::process::wait_for;
-use lab::site::SOON;
+use lab::{process::wait_for, site::SOON};
 
 use super::*;
 

@@ -6,11 +6,13 @@
 
 use std::process::{Child, Command, Output, Stdio};
 
-use lab::engine::{Engine, Speed};
-use lab::llama::LlamaServer;
-use lab::models::{Models, SERVE};
-use lab::netns::Chain;
-use lab::site::Counts;
+use lab::{
+    engine::{Engine, Speed},
+    llama::LlamaServer,
+    models::{Models, SERVE},
+    netns::Chain,
+    site::Counts,
+};
 use serde_json::{Value, json};
 
 mod answers;

@@ -3,15 +3,19 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers fail a test in the same way as the test itself")]
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus};
-use std::time::Duration;
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, ExitStatus},
+    time::Duration,
+};
 
 use api::token::generate_token;
 use config::hash::hex;
-use lab::netns::Namespace;
-use lab::process::Process;
-use lab::site::{Counts, Folder, SOON, Site, Terms};
+use lab::{
+    netns::Namespace,
+    process::Process,
+    site::{Counts, Folder, SOON, Site, Terms},
+};
 
 /// The first use installs packages, unless `tests/run` has done so.
 const INSTALLATION: Duration = Duration::from_secs(300);

@@ -1,15 +1,19 @@
 //! The ring of network namespaces tests itself: its parts work, and it leaves nothing behind.
 
-use std::fs;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::path::Path;
-use std::process::Command;
-use std::time::Duration;
+use std::{
+    fs,
+    net::{IpAddr, SocketAddr, UdpSocket},
+    path::Path,
+    process::Command,
+    time::Duration,
+};
 
-use lab::capture::Capture;
-use lab::netns::{Chain, Namespace, remove_leftovers};
-use lab::process::wait_for;
-use lab::site::Folder;
+use lab::{
+    capture::Capture,
+    netns::{Chain, Namespace, remove_leftovers},
+    process::wait_for,
+    site::Folder,
+};
 use rustix::net::sockopt::{Ipv4PathMtuDiscovery, set_ip_mtu_discover};
 
 const SOON: Duration = Duration::from_secs(10);

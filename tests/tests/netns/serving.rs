@@ -2,10 +2,12 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers fail a test in the same way as the test itself")]
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::TcpStream;
-use std::process::{Child, Stdio};
-use std::time::Duration;
+use std::{
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::TcpStream,
+    process::{Child, Stdio},
+    time::Duration,
+};
 
 mod affinity;
 mod clients;
@@ -23,9 +25,11 @@ mod tenants;
 
 use api::token::generate_token;
 use config::hash::hex;
-use lab::engine::{Engine, Speed};
-use lab::process::{Process, wait_for};
-use lab::site::{Counts, SOON, Site, Terms};
+use lab::{
+    engine::{Engine, Speed},
+    process::{Process, wait_for},
+    site::{Counts, SOON, Site, Terms},
+};
 use serde_json::{Value, json};
 
 /// The URL at which the edge serves clients.

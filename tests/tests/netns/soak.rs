@@ -16,17 +16,19 @@ mod seen;
 mod tcp;
 mod udp;
 
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, LazyLock};
-use std::time::{Duration, Instant};
-
-use lab::netns::Chain;
-use lab::site::{Family, SOON, Site};
-use relay_client::access::Access;
-use tokio::task::JoinSet;
+use std::{
+    sync::{Arc, LazyLock, atomic::Ordering::Relaxed},
+    time::{Duration, Instant},
+};
 
 use disturber::{Disturber, TERMS};
+use lab::{
+    netns::Chain,
+    site::{Family, SOON, Site},
+};
+use relay_client::access::Access;
 use seen::Seen;
+use tokio::task::JoinSet;
 
 /// How many seconds of the soak pass in one second of the clock: clients and disturbances act this many times as often.
 static PACE: LazyLock<u32> = LazyLock::new(|| std::env::var("PACED_SOAK_PACE").map_or(1, |pace| pace.parse().unwrap()));

@@ -2,9 +2,11 @@
 
 use admission::connection_id::IdLabel;
 use bpf::ingress::{Arrivals, Guard, GuardReason, GuardedListener, Ingress};
-use lab::client::Client;
-use lab::frame::Frame;
-use lab::site::{Family, SOON, Site, Terms};
+use lab::{
+    client::Client,
+    frame::Frame,
+    site::{Family, SOON, Site, Terms},
+};
 
 use super::ingress::{CONFIG, INITIAL, KEYS, VERSION_1, few, generous, judge, long, short};
 

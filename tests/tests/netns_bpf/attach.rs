@@ -1,20 +1,26 @@
 //! Attaching programs to devices.
 
-use std::collections::BTreeMap;
-use std::error::Error;
-use std::io;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::os::fd::AsRawFd as _;
-use std::process::Command;
-use std::time::Duration;
+use std::{
+    collections::BTreeMap,
+    error::Error,
+    io,
+    net::{IpAddr, SocketAddr, UdpSocket},
+    os::fd::AsRawFd as _,
+    process::Command,
+    time::Duration,
+};
 
-use bpf::egress::{Egress, Hook, KernelClasses, KernelTerms, PROGRAM, remove_leftovers};
-use bpf::ingress::Ingress;
-use bpf::mark::{Direction, Mark, Tag};
+use bpf::{
+    egress::{Egress, Hook, KernelClasses, KernelTerms, PROGRAM, remove_leftovers},
+    ingress::Ingress,
+    mark::{Direction, Mark, Tag},
+};
 use lab::netns::{Chain, Link, Namespace};
-use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
-use rustix::net::sockopt::{set_ip_recvtos, set_ipv6_recvtclass};
-use rustix::thread::{UnshareFlags, unshare_unsafe};
+use rustix::{
+    mount::{MountFlags, MountPropagationFlags, mount, mount_change},
+    net::sockopt::{set_ip_recvtos, set_ipv6_recvtclass},
+    thread::{UnshareFlags, unshare_unsafe},
+};
 use socket2::SockRef;
 
 const CLASS: Mark = Mark { direction: Direction::Up, class: 9 };

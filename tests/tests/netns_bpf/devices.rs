@@ -1,8 +1,10 @@
 //! The devices of a relay that enforces policy in the kernel: gone, recreated, late, or missing.
 
-use lab::client::Client;
-use lab::netns::Link;
-use lab::site::{Family, SOON, Site, Terms};
+use lab::{
+    client::Client,
+    netns::Link,
+    site::{Family, SOON, Site, Terms},
+};
 
 use super::monitor::{assert_serves, held, monitor_of, said_of, site};
 

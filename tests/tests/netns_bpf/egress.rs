@@ -1,14 +1,17 @@
 //! The program at tc egress.
 
-use std::num::NonZeroU64;
-use std::time::Duration;
+use std::{num::NonZeroU64, time::Duration};
 
-use bpf::egress::{Egress, KernelClasses, KernelCounters, KernelTerms};
-use bpf::mark::{Direction, Mark, Tag};
-use bpf::trial::{SocketBuffer, TrialOutcome};
-use lab::frame::{Frame, sum};
-use lab::netns::Namespace;
-use lab::process::wait_for;
+use bpf::{
+    egress::{Egress, KernelClasses, KernelCounters, KernelTerms},
+    mark::{Direction, Mark, Tag},
+    trial::{SocketBuffer, TrialOutcome},
+};
+use lab::{
+    frame::{Frame, sum},
+    netns::Namespace,
+    process::wait_for,
+};
 use pacing::monotonic::now_ns;
 
 const CLASS: Mark = Mark { direction: Direction::Down, class: 5 };

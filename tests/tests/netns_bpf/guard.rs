@@ -1,13 +1,17 @@
 //! XDP on a device that leads to real sockets.
 
-use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::time::Duration;
+use std::{
+    net::{IpAddr, SocketAddr, UdpSocket},
+    time::Duration,
+};
 
 use admission::connection_id::{IdLabel, Keys};
 use bpf::ingress::{GuardReason, Ingress};
-use lab::client::Client;
-use lab::netns::Chain;
-use lab::site::{Family, Site, Terms};
+use lab::{
+    client::Client,
+    netns::Chain,
+    site::{Family, Site, Terms},
+};
 
 const KEYS: Keys = Keys { tag: *b"the key of a tag", mask: *b"that of the mask" };
 

@@ -1,7 +1,9 @@
 //! The program at XDP ingress.
 
-use std::net::{Ipv6Addr, SocketAddr};
-use std::time::Duration;
+use std::{
+    net::{Ipv6Addr, SocketAddr},
+    time::Duration,
+};
 
 use admission::connection_id::{IdLabel, Keys, LEN};
 use bpf::ingress::{Guard, GuardLimits, GuardReason, Ingress, RateLimit};

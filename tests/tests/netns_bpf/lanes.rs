@@ -1,15 +1,19 @@
 //! XDP ingress: first packets with a proof of their address have budgets that forged addresses do not use up.
 
-use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    time::{Duration, Instant},
+};
 
 use admission::connection_id::{STAMP_AT, StampKey, TOKEN_BYTES};
 use bpf::ingress::{Guard, GuardLimits, GuardReason, Ingress};
-use lab::client::Client;
-use lab::frame::Frame;
-use lab::process::SetOnDrop;
-use lab::site::{Counts, Family, SOON, Site, Terms};
+use lab::{
+    client::Client,
+    frame::Frame,
+    process::SetOnDrop,
+    site::{Counts, Family, SOON, Site, Terms},
+};
 use pacing::monotonic;
 use socket2::{Domain, Socket, Type};
 

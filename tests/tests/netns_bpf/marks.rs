@@ -1,11 +1,12 @@
 //! Packets carry their class to the kernel programs: what the relay and the edge send, as the other end receives it.
 
-use std::io::Read as _;
-use std::net::UdpSocket;
+use std::{io::Read as _, net::UdpSocket};
 
-use lab::client::Client;
-use lab::process::wait_for;
-use lab::site::{Counts, Family, SOON, Site, Terms};
+use lab::{
+    client::Client,
+    process::wait_for,
+    site::{Counts, Family, SOON, Site, Terms},
+};
 use masque::tunnel::Form;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::task::spawn_blocking;

@@ -1,14 +1,18 @@
 //! The processes of a relay that enforces policy in the kernel.
 
-use std::fs;
-use std::net::UdpSocket;
-use std::process::Command;
-use std::time::{Duration, Instant};
+use std::{
+    fs,
+    net::UdpSocket,
+    process::Command,
+    time::{Duration, Instant},
+};
 
 use api::v1;
-use lab::client::Client;
-use lab::process::{Held, Process, child_of, send_signal, wait_for};
-use lab::site::{Family, SOON, Site, Terms};
+use lab::{
+    client::Client,
+    process::{Held, Process, child_of, send_signal, wait_for},
+    site::{Family, SOON, Site, Terms},
+};
 
 pub const KERNEL: &str = "[kernel]\ndevices = [\"client\", \"target\"]";
 

@@ -1,7 +1,6 @@
 //! The compiled objects of the kernel programs.
 
-use std::fs;
-use std::process::Command;
+use std::{fs, process::Command};
 
 const OBJECTS: [(&str, &[u8]); 3] = [
     (bpf::egress::PROGRAM, bpf::egress::OBJECT),

@@ -1,13 +1,13 @@
 //! How a restarted relay answers packets of earlier connections, and how often.
 
-use std::fs;
-use std::net::UdpSocket;
-use std::time::Instant;
+use std::{fs, net::UdpSocket, time::Instant};
 
 use admission::connection_id::{IdLabel, Keys, Secret};
-use lab::client::Client;
-use lab::process::wait_for;
-use lab::site::{Family, SOON, Site, Terms};
+use lab::{
+    client::Client,
+    process::wait_for,
+    site::{Family, SOON, Site, Terms},
+};
 use quic::h3;
 use s2n_quic::connection;
 

@@ -3,9 +3,11 @@
 use std::thread;
 
 use bpf::Availability;
-use lab::client::Client;
-use lab::process::Process;
-use lab::site::{Family, SOON, Site, Terms};
+use lab::{
+    client::Client,
+    process::Process,
+    site::{Family, SOON, Site, Terms},
+};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
 #[test]

@@ -2,9 +2,11 @@
 
 use std::fs;
 
-use lab::netns::Chain;
-use lab::process::{child_of, limit_descriptors, send_signal, wait_for};
-use lab::site::{Family, SOON, Site, Terms};
+use lab::{
+    netns::Chain,
+    process::{child_of, limit_descriptors, send_signal, wait_for},
+    site::{Family, SOON, Site, Terms},
+};
 
 use super::monitor::{KERNEL, all_in_force, assert_serves, child, kill, monitor_of, rights_of, site};
 

@@ -1,7 +1,6 @@
 //! The sk_reuseport program.
 
-use std::net::UdpSocket;
-use std::time::Duration;
+use std::{net::UdpSocket, time::Duration};
 
 use admission::connection_id::{IdLabel, Keys};
 use bpf::steer::Steer;

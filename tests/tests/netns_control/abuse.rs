@@ -1,13 +1,12 @@
 //! Callers that send too much.
 
-use std::io::Write as _;
-use std::net::TcpStream;
-use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::{io::Write as _, net::TcpStream, os::unix::net::UnixStream, time::Duration};
 
 use api::v1;
-use lab::process::{limit_descriptors, wait_for};
-use lab::site::{Family, SOON, Site, Terms};
+use lab::{
+    process::{limit_descriptors, wait_for},
+    site::{Family, SOON, Site, Terms},
+};
 use tonic::Code;
 
 use super::{connect, in_force};

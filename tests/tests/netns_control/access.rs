@@ -1,11 +1,11 @@
 //! What each caller may do, by user and group.
 
-use std::os::unix::process::CommandExt as _;
-use std::path::PathBuf;
-use std::process::Command;
+use std::{os::unix::process::CommandExt as _, path::PathBuf, process::Command};
 
-use lab::process::{run, said, wait_for};
-use lab::site::{Family, SOON, Site, Terms};
+use lab::{
+    process::{run, said, wait_for},
+    site::{Family, SOON, Site, Terms},
+};
 
 use super::{VOICE, connect, in_force};
 

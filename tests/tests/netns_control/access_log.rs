@@ -1,11 +1,12 @@
 //! The access log, and the same records as events.
 
-use api::token::generate_token;
-use api::v1;
+use api::{token::generate_token, v1};
 use config::hash::hex;
-use lab::client::{Client, refusal};
-use lab::process::{Process, wait_for};
-use lab::site::{Family, SOON, Site, Terms};
+use lab::{
+    client::{Client, refusal},
+    process::{Process, wait_for},
+    site::{Family, SOON, Site, Terms},
+};
 use masque::tunnel::Form;
 use serde_json::Value;
 

@@ -1,8 +1,10 @@
 //! The HTTP/2 authority that gRPC clients send over the Unix socket, sent byte by byte, because other HTTP/2 clients refuse to
 //! send such values.
 
-use std::io::{Read as _, Write as _};
-use std::os::unix::net::UnixStream;
+use std::{
+    io::{Read as _, Write as _},
+    os::unix::net::UnixStream,
+};
 
 use lab::site::{SOON, Site, Terms};
 

@@ -4,10 +4,12 @@ use std::collections::BTreeSet;
 
 use api::token::generate_token;
 use config::hash::hex;
-use lab::client::Client;
-use lab::engine::{Engine, Speed};
-use lab::promql::{self, Query, Selector};
-use lab::site::{Counts, Family, Site, Terms};
+use lab::{
+    client::Client,
+    engine::{Engine, Speed},
+    promql::{self, Query, Selector},
+    site::{Counts, Family, Site, Terms},
+};
 use serde_json::Value;
 
 use super::VOICE;

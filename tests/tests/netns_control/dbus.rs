@@ -1,13 +1,13 @@
 //! The D-Bus door, through a private bus and with independent clients.
 
-use std::collections::BTreeMap;
-use std::net::UdpSocket;
-use std::os::unix::process::CommandExt as _;
-use std::process::Command;
-use std::time::Duration;
+use std::{
+    collections::BTreeMap, net::UdpSocket, os::unix::process::CommandExt as _, process::Command, time::Duration,
+};
 
-use lab::process::{Process, wait_for};
-use lab::site::{Family, Folder, SOON, Site, Terms};
+use lab::{
+    process::{Process, wait_for},
+    site::{Family, Folder, SOON, Site, Terms},
+};
 
 use super::{VOICE, in_force};
 

@@ -1,11 +1,15 @@
 //! The checks of load balancers and orchestrators.
 
-use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
+use std::{
+    io::{Read as _, Write as _},
+    net::TcpStream,
+};
 
-use lab::netns::Namespace;
-use lab::process::wait_for;
-use lab::site::{Family, SOON, Site, Terms};
+use lab::{
+    netns::Namespace,
+    process::wait_for,
+    site::{Family, SOON, Site, Terms},
+};
 
 use super::connect;
 

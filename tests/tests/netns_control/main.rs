@@ -18,8 +18,10 @@ mod top;
 mod trace;
 mod tunnels;
 
-use lab::client::Client;
-use lab::site::{Family, Site};
+use lab::{
+    client::Client,
+    site::{Family, Site},
+};
 
 /// A class for all traffic to port 7.
 const VOICE: &str = "[class.voice]\nlevel = \"high\"\ndscp = 46\n[[rule]]\nclass = \"voice\"\nports = 7\n";

@@ -1,15 +1,19 @@
 //! What `pacectl` shows of an edge's paths while they are used.
 
-use std::io::{BufRead as _, BufReader, Read as _};
-use std::process::Stdio;
-use std::time::Duration;
+use std::{
+    io::{BufRead as _, BufReader, Read as _},
+    process::Stdio,
+    time::Duration,
+};
 
-use lab::application::{application, assert_carries};
-use lab::engine::{Engine, Speed};
-use lab::flow::{Flow, OFTEN, watch};
-use lab::process::{Process, wait_for};
-use lab::site::{SOON, Site};
-use lab::uplinks::{ROUND_ROBIN, Uplinks, wait_until_up};
+use lab::{
+    application::{application, assert_carries},
+    engine::{Engine, Speed},
+    flow::{Flow, OFTEN, watch},
+    process::{Process, wait_for},
+    site::{SOON, Site},
+    uplinks::{ROUND_ROBIN, Uplinks, wait_until_up},
+};
 use serde_json::Value;
 
 use super::trace::record_alone;

@@ -1,13 +1,17 @@
 //! Changes of the policy, and refused ones.
 
-use std::collections::BTreeSet;
-use std::process::Command;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
-use std::time::Duration;
+use std::{
+    collections::BTreeSet,
+    process::Command,
+    sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
+    time::Duration,
+};
 
 use api::v1::GetPolicyRequest;
-use lab::process::{SetOnDrop, maps_of, run, wait_for};
-use lab::site::{Family, SOON, Site, Terms};
+use lab::{
+    process::{SetOnDrop, maps_of, run, wait_for},
+    site::{Family, SOON, Site, Terms},
+};
 use masque::tunnel::Form;
 use serde_json::Value;
 

@@ -1,15 +1,22 @@
 //! The qlog file of one connection of a running relay.
 
-use std::collections::{HashMap, HashSet};
-use std::net::UdpSocket;
+use std::{
+    collections::{HashMap, HashSet},
+    net::UdpSocket,
+};
 
-use lab::process::wait_for;
-use lab::site::{Family, SOON, Site, Terms};
+use lab::{
+    process::wait_for,
+    site::{Family, SOON, Site, Terms},
+};
 use masque::tunnel::Form;
 use serde_json::Value;
 
-use super::access::{NOBODY, pacectl_as};
-use super::{VOICE, connect};
+use super::{
+    VOICE,
+    access::{NOBODY, pacectl_as},
+    connect,
+};
 
 const PAYLOADS: u64 = 100;
 const BYTES: u64 = 900;

@@ -1,12 +1,16 @@
 //! The door for other machines, and independent clients of both gRPC doors.
 
-use std::net::SocketAddr;
-use std::path::Path;
-use std::process::{Command, Stdio};
+use std::{
+    net::SocketAddr,
+    path::Path,
+    process::{Command, Stdio},
+};
 
-use lab::authority::Authority;
-use lab::process::{self, wait_for};
-use lab::site::{FOLDER, Family, SOON, Site, Terms};
+use lab::{
+    authority::Authority,
+    process::{self, wait_for},
+    site::{FOLDER, Family, SOON, Site, Terms},
+};
 use serde_json::Value;
 
 use super::{VOICE, in_force, set};

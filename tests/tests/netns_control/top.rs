@@ -1,15 +1,21 @@
 //! `pacectl top` on a terminal.
 
-use std::fs::File;
-use std::io::{Read as _, Write as _};
-use std::process::{Child, Command};
-use std::sync::{Arc, Mutex};
+use std::{
+    fs::File,
+    io::{Read as _, Write as _},
+    process::{Child, Command},
+    sync::{Arc, Mutex},
+};
 
-use lab::process::wait_for;
-use lab::site::{Family, SOON, Site, Terms};
+use lab::{
+    process::wait_for,
+    site::{Family, SOON, Site, Terms},
+};
 use masque::tunnel::Form;
-use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
-use rustix::termios::{Winsize, tcsetwinsize};
+use rustix::{
+    pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt},
+    termios::{Winsize, tcsetwinsize},
+};
 
 use super::{VOICE, connect};
 

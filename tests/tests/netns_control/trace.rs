@@ -1,8 +1,10 @@
 //! Observing a running relay with `perf`: each packet on its way out.
 
-use std::path::Path;
-use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::{
+    path::Path,
+    process::{Command, Stdio},
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+};
 
 use lab::site::{Family, SOON, Site, Terms};
 use masque::tunnel::Form;

@@ -2,8 +2,10 @@
 
 use std::process::Command;
 
-use lab::process::wait_for;
-use lab::site::{Family, SOON, Site, Terms};
+use lab::{
+    process::wait_for,
+    site::{Family, SOON, Site, Terms},
+};
 use masque::tunnel::Form;
 
 use super::{VOICE, connect, set};

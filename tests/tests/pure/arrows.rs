@@ -8,12 +8,16 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers fail a test in the same way as the test itself")]
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::path::Path;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+};
 
-use syn::buffer::{Cursor, TokenBuffer};
-use syn::visit::{self, Visit};
+use syn::{
+    buffer::{Cursor, TokenBuffer},
+    visit::{self, Visit},
+};
 
 /// The folders of all crates that the workspace lists as members.
 pub fn members(root: &Path) -> Vec<String> {

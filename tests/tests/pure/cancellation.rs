@@ -3,10 +3,12 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers fail a test in the same way as the test itself")]
 
-use std::future::poll_fn;
-use std::sync::{Arc, Mutex};
-use std::task::Poll;
-use std::time::Duration;
+use std::{
+    future::poll_fn,
+    sync::{Arc, Mutex},
+    task::Poll,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use lab::simulation::{CLOCK, Ends, SEED, simulate_served, within};

@@ -2,9 +2,11 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers fail a test in the same way as the test itself")]
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
 
 /// A folder to install to, with files in place of the programs and documents of a build. Removed on drop.
 struct Build(PathBuf);

@@ -3,28 +3,38 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers fail a test in the same way as the test itself")]
 
-use std::future::poll_fn;
-use std::io::{ErrorKind, Read as _};
-use std::net::{TcpListener, TcpStream, UdpSocket};
-use std::pin::pin;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::{
+    future::poll_fn,
+    io::{ErrorKind, Read as _},
+    net::{TcpListener, TcpStream, UdpSocket},
+    pin::pin,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use config::targets::Protocol;
-use lab::client::Tunnel;
-use lab::simulation::{CLOCK, Ends, SEED, accept, simulate_served, target, within};
-use masque::h3::Code;
-use masque::request::TunnelProtocol;
-use masque::tunnel::Form;
-use quic::class::Membership;
-use quic::h3::{self, Request};
-use relay::udp::UdpPump;
-use relay::udp_target::{SocketBuffers, UdpTarget};
-use role::gate::Gate;
-use role::tcp::{End, TcpPump};
-use role::traffic::Traffic;
-use role::tunnel::UdpTunnel;
+use lab::{
+    client::Tunnel,
+    simulation::{CLOCK, Ends, SEED, accept, simulate_served, target, within},
+};
+use masque::{h3::Code, request::TunnelProtocol, tunnel::Form};
+use quic::{
+    class::Membership,
+    h3::{self, Request},
+};
+use relay::{
+    udp::UdpPump,
+    udp_target::{SocketBuffers, UdpTarget},
+};
+use role::{
+    gate::Gate,
+    tcp::{End, TcpPump},
+    traffic::Traffic,
+    tunnel::UdpTunnel,
+};
 use s2n_quic::provider::io::testing::{Model, time};
 use tokio::runtime::{Builder, Runtime};
 

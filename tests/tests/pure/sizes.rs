@@ -2,8 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers fail a test in the same way as the test itself")]
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use crate::arrows::members;
 

@@ -6,20 +6,30 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers fail a test in the same way as the test itself")]
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
-use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::{
+    alloc::{GlobalAlloc, Layout, System},
+    cell::Cell,
+    collections::VecDeque,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use admission::limits::AdmissionLimits;
-use lab::client::Tunnel;
-use lab::simulation::{CLOCK, Ends, SEED, simulate, target, within};
-use masque::h3::{Code, Part, data_frame};
-use masque::tunnel::Form;
-use quic::datagrams::Schedule;
-use quic::h3::{self, Request};
+use lab::{
+    client::Tunnel,
+    simulation::{CLOCK, Ends, SEED, simulate, target, within},
+};
+use masque::{
+    h3::{Code, Part, data_frame},
+    tunnel::Form,
+};
+use quic::{
+    datagrams::Schedule,
+    h3::{self, Request},
+};
 use relay_client::RelayConnection;
 use s2n_quic::provider::io::testing::{Model, spawn, time};
 use sched::stream::Discipline;

@@ -5,19 +5,19 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use lab::client::Tunnel;
-use lab::simulation::{CLOCK, Ends, SEED, simulate, target, within};
-use lab::streams;
-use masque::h3::Code;
-use masque::tunnel::Form;
-use quic::class::Terms;
-use quic::datagrams::Schedule;
-use quic::endpoint::Transport;
-use quic::h3;
+use lab::{
+    client::Tunnel,
+    simulation::{CLOCK, Ends, SEED, simulate, target, within},
+    streams,
+};
+use masque::{h3::Code, tunnel::Form};
+use quic::{class::Terms, datagrams::Schedule, endpoint::Transport, h3};
 use relay_client::OpenError;
-use s2n_quic::connection;
-use s2n_quic::provider::io::testing::{Model, time};
-use s2n_quic::stream::{BidirectionalStream, Error};
+use s2n_quic::{
+    connection,
+    provider::io::testing::{Model, time},
+    stream::{BidirectionalStream, Error},
+};
 
 /// Longer than any expected event takes.
 const LONG: Duration = Duration::from_secs(5);

@@ -2,8 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers fail a test in the same way as the test itself")]
 
-use std::io::Write as _;
-use std::process::{Command, Stdio};
+use std::{
+    io::Write as _,
+    process::{Command, Stdio},
+};
 
 /// Returns whether a run with this log succeeds, and the last line of its summary.
 fn summary(log: &str) -> (bool, String) {

@@ -2,20 +2,26 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers fail a test in the same way as the test itself")]
 
-use std::collections::{HashSet, VecDeque};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::{
+    collections::{HashSet, VecDeque},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use config::policy::Policy;
-use lab::client::Tunnel;
-use lab::simulation::{Ends, SEED, request_head, run, simulate, simulate_few_streams, simulate_under, target, within};
-use masque::request::check_udp_response;
-use masque::tunnel::Form;
-use quic::class::{ClassMetrics, PolicyRole, Terms};
-use quic::endpoint::Transport;
-use role::classes::Classes;
-use role::tunnel::UdpTunnel;
+use lab::{
+    client::Tunnel,
+    simulation::{Ends, SEED, request_head, run, simulate, simulate_few_streams, simulate_under, target, within},
+};
+use masque::{request::check_udp_response, tunnel::Form};
+use quic::{
+    class::{ClassMetrics, PolicyRole, Terms},
+    endpoint::Transport,
+};
+use role::{classes::Classes, tunnel::UdpTunnel};
 use s2n_quic::provider::io::testing::{Model, spawn, time};
 use sched::stream::{Discipline, Service};
 use uplink::places;

@@ -1,12 +1,16 @@
 //! Enforcement that only the lab's kernel has: `fq`, set and put back, and rates of classes where `fq` is the root.
 
-use std::net::UdpSocket;
-use std::process::Command;
-use std::time::{Duration, Instant};
+use std::{
+    net::UdpSocket,
+    process::Command,
+    time::{Duration, Instant},
+};
 
 use bpf::mark::{Direction, Mark, Tag};
-use lab::process::{maps_of, wait_for};
-use lab::site::{Family, SOON, Site, Terms};
+use lab::{
+    process::{maps_of, wait_for},
+    site::{Family, SOON, Site, Terms},
+};
 use socket2::SockRef;
 
 const MANAGED: &str = "[kernel]\ndevices = [\"client\", \"target\"]\nmanage_qdisc = true";

@@ -3,22 +3,28 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers fail a test in the same way as the test itself")]
 
-use std::future::poll_fn;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::process::Command;
-use std::time::Duration;
+use std::{
+    future::poll_fn,
+    net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket},
+    process::Command,
+    time::Duration,
+};
 
-use lab::client::{Client, Tunnel};
-use lab::netns::{Chain, End, Namespace};
-use lab::process::{child_of, send_signal, wait_for};
-use lab::site::{Family, SOON, Site, Terms};
+use lab::{
+    client::{Client, Tunnel},
+    netns::{Chain, End, Namespace},
+    process::{child_of, send_signal, wait_for},
+    site::{Family, SOON, Site, Terms},
+};
 use masque::tunnel::Form;
 use pacing::{
     io::message::{self, Message},
     monotonic,
 };
-use s2n_quic_core::inet::ExplicitCongestionNotification::NotEct;
-use s2n_quic_core::path::{Handle as _, RemoteAddress};
+use s2n_quic_core::{
+    inet::ExplicitCongestionNotification::NotEct,
+    path::{Handle as _, RemoteAddress},
+};
 use s2n_quic_platform::message::default::Handle;
 use tokio::time::timeout;
 

@@ -16,9 +16,9 @@ use std::{
 use admission::connection_id::Issuer;
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
-use lab::capture::{Capture, Packet};
 use lab::{
     authority::Authority,
+    capture::{Capture, Packet},
     netns::{Link, Namespace},
     process::wait_for,
 };

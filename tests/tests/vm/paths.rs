@@ -6,19 +6,23 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers fail a test in the same way as the test itself")]
 
-use std::net::UdpSocket;
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::{
+    net::UdpSocket,
+    thread::sleep,
+    time::{Duration, Instant},
+};
 
-use lab::application::{application, echoes};
-use lab::flow::Flow;
-use lab::inner::{INSIDE, INSIDE_PAYLOADS, Inner};
-use lab::iperf::Load;
-use lab::netns::Link;
-use lab::process::{Process, wait_for};
-use lab::report::{Figure, figure};
-use lab::site::{Counts, Family, SOON, Site, Terms};
-use lab::uplinks::{LISTEN, METRICS, PAYLOADS, Uplinks, edge_with, wait_until_up};
+use lab::{
+    application::{application, echoes},
+    flow::Flow,
+    inner::{INSIDE, INSIDE_PAYLOADS, Inner},
+    iperf::Load,
+    netns::Link,
+    process::{Process, wait_for},
+    report::{Figure, figure},
+    site::{Counts, Family, SOON, Site, Terms},
+    uplinks::{LISTEN, METRICS, PAYLOADS, Uplinks, edge_with, wait_until_up},
+};
 
 /// Tunnels take the second path only if the first takes none. On a slow machine, paths measure long round trips and low rates, so that a lower
 /// cost leaves tunnels on the second path: beside the others, they would gain too little.

@@ -3,18 +3,17 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers fail a test in the same way as the test itself")]
 
-use std::fs;
-use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
-use std::path::Path;
-use std::process::Command;
-use std::time::{Duration, Instant};
+use std::{
+    fs,
+    net::{Ipv4Addr, SocketAddr, UdpSocket},
+    path::Path,
+    process::Command,
+    time::{Duration, Instant},
+};
 
 use config::uplink::TrustSource;
-use lab::authority::Authority;
-use lab::client::Client;
-use lab::process::wait_for;
-use masque::template::Template;
-use masque::tunnel::Form;
+use lab::{authority::Authority, client::Client, process::wait_for};
+use masque::{template::Template, tunnel::Form};
 use relay_client::access::Access;
 use tokio::time::timeout;
 

@@ -1,8 +1,7 @@
 //! Named schedules, and the connections that use them.
 
 use super::*;
-use crate::sample::switched_on;
-use crate::{Config, explain};
+use crate::{Config, explain, sample::switched_on};
 
 #[test]
 fn every_refusal_of_a_schedule_says_where_what_and_what_instead() {

@@ -77,7 +77,10 @@ pub fn is_unreadable(error: &io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs::File, os::fd::AsRawFd as _, os::unix::fs::MetadataExt as _};
+    use std::{
+        fs::File,
+        os::{fd::AsRawFd as _, unix::fs::MetadataExt as _},
+    };
 
     use socket2::{Domain, Socket, Type};
 

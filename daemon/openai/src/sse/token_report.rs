@@ -1,7 +1,8 @@
 //! What an engine bills for an answer, by its own report.
 
-use crate::TokenUsage;
 use serde::Deserialize;
+
+use crate::TokenUsage;
 
 /// The maximum of tokens that an engine can bill for a prompt and for an answer: the largest body has 256 MiB, and a token at least a
 /// byte. Larger numbers are an engine's fault, and would use up months and distort predictions.

@@ -6,8 +6,7 @@ use arc_swap::ArcSwap;
 use prometheus_client::{metrics::family::Family, registry::Registry};
 
 use super::{MAX_SEGMENTS, distribution::Distribution};
-use crate::class_key::ClassKey;
-use crate::pacer::Group;
+use crate::{class_key::ClassKey, pacer::Group};
 
 /// Upper bounds of the buckets of lateness, in nanoseconds.
 const LATENESS_NS: [u64; 10] =

@@ -170,12 +170,12 @@ impl Control {
 
 #[cfg(test)]
 mod tests {
-    use crate::io::skipped;
     use std::net::UdpSocket;
 
     use s2n_quic_core::path::{Handle as _, LocalAddress, RemoteAddress};
 
     use super::*;
+    use crate::io::skipped;
 
     fn path(from: SocketAddr, to: SocketAddr) -> Handle {
         let mut path = Handle::from_remote_address(RemoteAddress(to.into()));

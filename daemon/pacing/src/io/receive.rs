@@ -270,9 +270,8 @@ fn without_huge_pages(address: usize, bytes: usize) {
 
 #[cfg(test)]
 mod tests {
-    use crate::io::skipped;
-
     use super::*;
+    use crate::io::skipped;
 
     /// Returns the flags of the mapping that contains an address, from /proc/self/smaps (proc(5)).
     fn flags(address: usize) -> String {

@@ -1,8 +1,10 @@
 //! The memory that a thread receives into, and what it knows of the kernel's UDP sockets.
 
-use std::cell::Cell;
-use std::io;
-use std::net::{Ipv4Addr, UdpSocket};
+use std::{
+    cell::Cell,
+    io,
+    net::{Ipv4Addr, UdpSocket},
+};
 
 use quinn_udp::{UdpSockRef, UdpSocketState};
 

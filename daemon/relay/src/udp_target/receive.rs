@@ -1,14 +1,18 @@
 //! Receiving from targets: `recvmmsg` with GRO into the buffers of the thread.
 
-use std::io::{self, IoSliceMut};
-use std::task::{Context, Poll, ready};
+use std::{
+    io::{self, IoSliceMut},
+    task::{Context, Poll, ready},
+};
 
 use quinn_udp::{RecvMeta, UdpSockRef};
 
-use super::TargetError;
-use super::buffers::{Buffers, MESSAGE_STRIDE_BYTES, MESSAGES, with_buffers};
-use super::reachability::Reachability;
-use super::socket::UdpTarget;
+use super::{
+    TargetError,
+    buffers::{Buffers, MESSAGE_STRIDE_BYTES, MESSAGES, with_buffers},
+    reachability::Reachability,
+    socket::UdpTarget,
+};
 
 /// The result of one [`UdpTarget::poll_recv`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -3,11 +3,13 @@
 //! The latest tunnel receives, until a client sends through an earlier one: as in QUIC, where a server follows the address from which the
 //! newest packet came (RFC 9000 §9.3). When the receiver ends, the tunnel that was last in use before it receives again, and is woken.
 
-use std::sync::{
-    Arc, Weak,
-    atomic::{AtomicU64, Ordering::Relaxed},
+use std::{
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    task::Waker,
 };
-use std::task::Waker;
 
 use parking_lot::Mutex;
 use socket2::Socket;

@@ -1,26 +1,33 @@
 //! The connected socket: its options, a single send, and the kernel's error queue.
 
-use std::cell::{Cell, RefCell};
-use std::ffi::c_int;
-use std::io::{self, IoSlice};
-use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, atomic::AtomicBool};
-use std::task::{Context, Poll, Waker};
+use std::{
+    cell::{Cell, RefCell},
+    ffi::c_int,
+    io::{self, IoSlice},
+    net::{IpAddr, SocketAddr},
+    sync::{Arc, atomic::AtomicBool},
+    task::{Context, Poll, Waker},
+};
 
-use pacing::buffers::{Larger, size_buffers};
-use pacing::descriptor::{set_option, watch};
-use pacing::room::RoomWait;
+use pacing::{
+    buffers::{Larger, size_buffers},
+    descriptor::{set_option, watch},
+    room::RoomWait,
+};
 use quinn_udp::{TransportErrorPayload, UdpSockRef, UdpSocketState};
 use rustix::net::sockopt::{Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery, set_ip_mtu_discover, set_ipv6_mtu_discover};
 use socket2::{Domain, MsgHdr, Protocol, SockAddr, SockRef, Socket, Type};
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
-use tokio::time::Instant;
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    time::Instant,
+};
 
-use super::TargetError;
-use super::buffers::with_socket_state;
-use super::reachability::Reachability;
-use super::share::{Share, TargetOrigin};
+use super::{
+    TargetError,
+    buffers::with_socket_state,
+    reachability::Reachability,
+    share::{Share, TargetOrigin},
+};
 
 /// The most errors read from one socket at a time; the rest waits, so that a flood of ICMP cannot occupy the thread.
 const MAX_ERRORS_PER_DRAIN: usize = 32;

@@ -1,13 +1,11 @@
 //! Payloads for a target: sent as runs of equal size, each judged alone if its run fails.
 
-use std::io;
-use std::sync::atomic::Ordering::Relaxed;
+use std::{io, sync::atomic::Ordering::Relaxed};
 
 use pacing::io::MAX_SEGMENTS;
 use quic::segments::Segments;
 
-use super::socket::Explanation;
-use super::{TargetError, UdpTarget};
+use super::{TargetError, UdpTarget, socket::Explanation};
 
 /// The weight of failures after which the packet at the head of a queue is given up. A failure explained by ICMP about
 /// another packet weighs 1. A failure without an explanation weighs more. A failure explained by this host reaches this weight alone.

@@ -337,10 +337,10 @@ fn add_served<'a>(served: &'a Served, fields: &mut Fields<'a>) {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use openai::TokenUsage;
     use proptest::prelude::*;
 
     use super::*;
-    use openai::TokenUsage;
 
     /// A record of a tunnel of `user` to `name`.
     pub(in crate::access) fn tunnel(user: &str, name: &str) -> AccessRecord {

@@ -6,6 +6,7 @@ use engines::{
 };
 use openai::{OpenAiError, RenamedBody};
 use quic::class::Terms;
+use role::access::served::Served;
 
 use super::{
     Failure, Gateway, Model,
@@ -14,7 +15,6 @@ use super::{
     failed_try::FailedTry,
 };
 use crate::{decisions::Draft, routes::Route};
-use role::access::served::Served;
 
 /// How many engines one request may make fail.
 const MOST_TRIES: usize = 2;

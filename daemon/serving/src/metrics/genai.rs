@@ -1,7 +1,6 @@
 //! Metrics with the names of OpenTelemetry's conventions for generative AI, in the form that Prometheus gives these:
 //! <https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-metrics/>.
 
-use role::access::served::Served;
 use std::{sync::Arc, time::Duration};
 
 use prometheus_client::{
@@ -9,6 +8,7 @@ use prometheus_client::{
     metrics::{family::Family, histogram::Histogram},
     registry::Registry,
 };
+use role::access::served::Served;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Of {
@@ -125,10 +125,10 @@ fn per_token(behind_first: Duration, tokens: u64) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
+    use openai::TokenUsage;
     use prometheus_client::encoding::text;
 
     use super::*;
-    use openai::TokenUsage;
 
     #[test]
     fn a_request_is_told_under_the_names_of_the_conventions() {

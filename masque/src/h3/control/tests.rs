@@ -1,5 +1,6 @@
-use super::*;
 use proptest::prelude::*;
+
+use super::*;
 
 /// The type of a control stream and an empty SETTINGS.
 const BEGINNING: [u8; 3] = [0x00, 0x04, 0x00];

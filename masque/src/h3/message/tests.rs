@@ -1,5 +1,6 @@
-use super::*;
 use proptest::prelude::*;
+
+use super::*;
 
 const AUTHORITY: (&str, &str) = (":authority", "proxy.example");
 const GET: [(&str, &str); 4] = [(":method", "GET"), (":scheme", "https"), AUTHORITY, (":path", "/")];

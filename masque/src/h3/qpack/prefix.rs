@@ -1,9 +1,9 @@
 //! Prefixed integers and string literals (RFC 9204 §4.1, RFC 7541 §5).
 
-use crate::varint;
 use bytes::Bytes;
-use httlib_huffman::DecoderSpeed;
-use httlib_huffman::encoder::table::ENCODE_TABLE;
+use httlib_huffman::{DecoderSpeed, encoder::table::ENCODE_TABLE};
+
+use crate::varint;
 
 /// Why an integer or a string cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,8 +138,9 @@ fn take_byte(input: &mut &[u8]) -> Result<u8, Unreadable> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
+
+    use super::*;
 
     #[test]
     fn the_integers_of_rfc_7541_c_1_read_and_write() {

@@ -1,6 +1,7 @@
+use proptest::prelude::*;
+
 use super::*;
 use crate::varint;
-use proptest::prelude::*;
 
 const NO_LIMIT: u64 = varint::MAX;
 

@@ -1,7 +1,10 @@
-use super::*;
-use crate::h3::frame::{self, write_header};
-use crate::h3::message::{encode_request, encode_response};
 use proptest::prelude::*;
+
+use super::*;
+use crate::h3::{
+    frame::{self, write_header},
+    message::{encode_request, encode_response},
+};
 
 const LIMIT: u64 = 16 * 1024;
 

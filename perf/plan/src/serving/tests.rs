@@ -1,8 +1,7 @@
 use sched::route::{serving::Setup, train::Training};
 
 use super::*;
-use crate::Any;
-use crate::Varied as _;
+use crate::{Any, Varied as _};
 
 fn text(name: &str) -> String {
     std::fs::read_to_string(format!("{}/{name}.toml", crate::FOLDER)).unwrap()

@@ -1,13 +1,17 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::random::Random;
-use crate::route::curve::{Cost, Curve};
-use crate::route::policy::{DOUBT, RoutingPolicy};
-use crate::route::request::{Model, ModelSet};
-use crate::route::router::Router;
-use crate::route::serving::{self, Arrival, Fate, Knowledge, Lengths, RunOutcome, Setup, mean_score};
-use crate::route::state::{ClientPath, EngineLoad, State};
+use crate::{
+    random::Random,
+    route::{
+        curve::{Cost, Curve},
+        policy::{DOUBT, RoutingPolicy},
+        request::{Model, ModelSet},
+        router::Router,
+        serving::{self, Arrival, Fate, Knowledge, Lengths, RunOutcome, Setup, mean_score},
+        state::{ClientPath, EngineLoad, State},
+    },
+};
 
 const MS: u64 = 1_000_000;
 

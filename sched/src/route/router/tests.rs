@@ -1,12 +1,17 @@
-use super::*;
-use crate::random::Random;
-use crate::route::curve::{Cost, Curve};
-use crate::route::features::Features;
-use crate::route::mlp::Mlp;
-use crate::route::policy::{Dqn, Measure, Thresholds};
-use crate::route::request::{ModelSet, Slo};
-use crate::route::state::{ClientPath, EngineLoad, Replica};
 use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    random::Random,
+    route::{
+        curve::{Cost, Curve},
+        features::Features,
+        mlp::Mlp,
+        policy::{Dqn, Measure, Thresholds},
+        request::{ModelSet, Slo},
+        state::{ClientPath, EngineLoad, Replica},
+    },
+};
 
 const MS: u64 = 1_000_000;
 const SEC: u64 = 1_000 * MS;

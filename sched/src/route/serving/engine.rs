@@ -1,7 +1,9 @@
 //! One engine: a batch as a fluid, a queue behind it, and prompts that stall both.
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, VecDeque},
+};
 
 use crate::route::curve::Curve;
 

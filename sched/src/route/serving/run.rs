@@ -1,16 +1,20 @@
 //! The simulation loop, from event to event.
 
-use super::engine::Fluid;
-use super::score::{Fate, RunOutcome};
-use super::workload::Arrival;
-use super::{Setup, SimulatedEngine};
-use crate::route::admitted::Commitment;
-use crate::route::choice::ModelChoice;
-use crate::route::curve::{Curve, WINDOW_TOKENS};
-use crate::route::lengths::{AnswerLengths, OpenAnswer};
-use crate::route::request::{RoutedRequest, Slo};
-use crate::route::router::Router;
-use crate::route::state::{Replica, State};
+use super::{
+    Setup, SimulatedEngine,
+    engine::Fluid,
+    score::{Fate, RunOutcome},
+    workload::Arrival,
+};
+use crate::route::{
+    admitted::Commitment,
+    choice::ModelChoice,
+    curve::{Curve, WINDOW_TOKENS},
+    lengths::{AnswerLengths, OpenAnswer},
+    request::{RoutedRequest, Slo},
+    router::Router,
+    state::{Replica, State},
+};
 
 /// Makes the decisions in a simulation.
 pub trait Decide {

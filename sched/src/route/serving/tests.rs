@@ -1,11 +1,16 @@
-use super::*;
-use crate::random::Random;
-use crate::route::choice::{ModelChoice, Reason};
-use crate::route::policy::RoutingPolicy;
-use crate::route::request::RoutedRequest;
-use crate::route::router::Router;
-use crate::route::state::State;
 use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    random::Random,
+    route::{
+        choice::{ModelChoice, Reason},
+        policy::RoutingPolicy,
+        request::RoutedRequest,
+        router::Router,
+        state::State,
+    },
+};
 
 const SEEDS: std::ops::Range<u64> = 700_000..700_006;
 

@@ -1,9 +1,13 @@
 //! The arrivals and contents of requests.
 
 use super::Setup;
-use crate::random::Random;
-use crate::route::request::{ModelSet, RoutedRequest, Slo};
-use crate::route::state::ClientPath;
+use crate::{
+    random::Random,
+    route::{
+        request::{ModelSet, RoutedRequest, Slo},
+        state::ClientPath,
+    },
+};
 
 /// A stream of requests.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,7 +1,7 @@
-use super::*;
-use crate::route::curve::Cost;
-use crate::route::request::ModelSet;
 use proptest::prelude::*;
+
+use super::*;
+use crate::route::{curve::Cost, request::ModelSet};
 
 const MS: u64 = 1_000_000;
 

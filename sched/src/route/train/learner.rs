@@ -1,17 +1,23 @@
 //! The decider during training: the network, occasional random actions, and an update after each decision.
 
-use super::adam::{Adam, Gradient};
-use super::replay::{Replay, Step};
-use super::{Trained, Training};
-use crate::random::Random;
-use crate::route::choice::{ModelChoice, Reason};
-use crate::route::mlp::{Activations, Mlp};
-use crate::route::policy::Dqn;
-use crate::route::rate::Rate;
-use crate::route::request::{Model, RoutedRequest};
-use crate::route::serving::{Decide, RunOutcome, Setup};
-use crate::route::state::State;
-use crate::route::survey::{Candidate, survey};
+use super::{
+    Trained, Training,
+    adam::{Adam, Gradient},
+    replay::{Replay, Step},
+};
+use crate::{
+    random::Random,
+    route::{
+        choice::{ModelChoice, Reason},
+        mlp::{Activations, Mlp},
+        policy::Dqn,
+        rate::Rate,
+        request::{Model, RoutedRequest},
+        serving::{Decide, RunOutcome, Setup},
+        state::State,
+        survey::{Candidate, survey},
+    },
+};
 
 pub(super) struct Learner<'a> {
     training: &'a Training,

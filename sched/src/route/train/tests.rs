@@ -1,8 +1,10 @@
 use super::*;
-use crate::route::mlp::Activations;
-use crate::route::policy::RoutingPolicy;
-use crate::route::router::Router;
-use crate::route::serving::{RATES, mean_score};
+use crate::route::{
+    mlp::Activations,
+    policy::RoutingPolicy,
+    router::Router,
+    serving::{RATES, mean_score},
+};
 
 /// A recipe that takes a second instead of hours.
 fn short(seed: u64) -> Training {

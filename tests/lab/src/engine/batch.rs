@@ -4,14 +4,20 @@
 //! follows at its end. The simulator treats steps as a fluid instead. There, a prompt begins within a step, and a step's length changes at
 //! once with the load of the GPU; here, both wait for the end of the step.
 
-use std::collections::VecDeque;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use sched::route::{Cost, Curve};
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
-use tokio::time::{Instant, sleep_until};
+use tokio::{
+    sync::mpsc::{UnboundedReceiver, UnboundedSender},
+    time::{Instant, sleep_until},
+};
 
 /// A GPU: how much of it each of its engines uses, from 0 to 1.
 #[derive(Clone, Debug)]

@@ -1,19 +1,21 @@
 //! The body of an emulated engine's answer: a token at the end of each step, and how it ends.
 
-use std::io;
-use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
-use std::task::{Context, Poll};
+use std::{
+    io,
+    pin::Pin,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    task::{Context, Poll},
+};
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame};
 use serde_json::{Value, json};
-use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
-use tokio::time::{Sleep, sleep};
+use tokio::{
+    sync::mpsc::{UnboundedReceiver, unbounded_channel},
+    time::{Sleep, sleep},
+};
 
-use super::batch::Sequence;
-use super::{Pace, State};
+use super::{Pace, State, batch::Sequence};
 
 /// How an answer ends after its tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

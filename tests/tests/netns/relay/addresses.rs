@@ -1,9 +1,11 @@
 //! An edge with two uplinks that its paths choose by their local addresses.
 
-use lab::application::assert_carries;
-use lab::process::wait_for;
-use lab::site::{Family, SOON};
-use lab::uplinks::{PAYLOADS, ROUND_ROBIN, Uplinks, assert_short_gap, edge, paths, spread, states};
+use lab::{
+    application::assert_carries,
+    process::wait_for,
+    site::{Family, SOON},
+    uplinks::{PAYLOADS, ROUND_ROBIN, Uplinks, assert_short_gap, edge, paths, spread, states},
+};
 
 /// The addresses of the client's two uplinks, which are on the devices "relay" and "router".
 const PATHS: &str =

@@ -1,10 +1,14 @@
 //! Limits on the bytes that a relay sends to an address that has proved nothing, such as a forged one.
 
-use std::net::UdpSocket;
-use std::time::{Duration, Instant};
+use std::{
+    net::UdpSocket,
+    time::{Duration, Instant},
+};
 
-use lab::client::Client;
-use lab::site::{Family, SOON, Site, Terms};
+use lab::{
+    client::Client,
+    site::{Family, SOON, Site, Terms},
+};
 use masque::template::Template;
 
 /// The most bytes that a datagram from the relay has before the relay knows the path.

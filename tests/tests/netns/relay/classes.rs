@@ -1,21 +1,25 @@
 //! Classes of traffic through a real edge and relay: which class is served first on a thin link, what clients may
 //! request, and what streams leave behind.
 
-use std::collections::HashMap;
-use std::net::UdpSocket;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::{
+    collections::HashMap,
+    net::UdpSocket,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
 
 use api::token::generate_token;
 use config::hash::hex;
-use lab::application::{application, assert_carries};
-use lab::client::{Client, Tunnel};
-use lab::process::{CpuWait, Held, Process};
-use lab::site::{Family, Site, Terms};
-use masque::h3::Code;
-use masque::priority::Priority;
-use masque::tunnel::Form;
+use lab::{
+    application::{application, assert_carries},
+    client::{Client, Tunnel},
+    process::{CpuWait, Held, Process},
+    site::{Family, Site, Terms},
+};
+use masque::{h3::Code, priority::Priority, tunnel::Form};
 
 /// Classes for bulk and for urgent traffic, by the target's port.
 const POLICY: &str = r#"

@@ -5,11 +5,15 @@ use std::pin::pin;
 use api::token::generate_token;
 use bytes::Bytes;
 use config::hash::hex;
-use lab::client::{Client, refusal};
-use lab::site::{Family, SOON, Site, Terms};
-use masque::h3::{Code, Part, RequestHead};
-use masque::proxy_status::ErrorType;
-use masque::request::ping_request;
+use lab::{
+    client::{Client, refusal},
+    site::{Family, SOON, Site, Terms},
+};
+use masque::{
+    h3::{Code, Part, RequestHead},
+    proxy_status::ErrorType,
+    request::ping_request,
+};
 use quic::h3::Error;
 use tokio::time::timeout;
 

@@ -2,14 +2,15 @@
 
 use std::net::SocketAddr;
 
-use lab::client::{Client, Tunnel, target_of};
-use lab::process::wait_for;
-use lab::site::{Family, SOON, Site, Terms};
+use lab::{
+    client::{Client, Tunnel, target_of},
+    process::wait_for,
+    site::{Family, SOON, Site, Terms},
+};
 use masque::h3::Code;
 use relay_client::TunnelSecret;
 use serde_json::Value;
-use tokio::net::UdpSocket;
-use tokio::time::timeout;
+use tokio::{net::UdpSocket, time::timeout};
 
 /// A class for all traffic to port 7.
 const VOICE: &str = "[class.voice]\nlevel = \"high\"\ndscp = 46\n[[rule]]\nclass = \"voice\"\nports = 7\n";

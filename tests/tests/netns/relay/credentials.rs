@@ -4,9 +4,11 @@ use std::time::{Duration, SystemTime};
 
 use api::token::generate_token;
 use config::hash::hex;
-use lab::authority::Authority;
-use lab::client::{Client, refusal};
-use lab::site::{Family, Site, Terms};
+use lab::{
+    authority::Authority,
+    client::{Client, refusal},
+    site::{Family, Site, Terms},
+};
 use masque::proxy_status::ErrorType;
 
 const DENIED: ErrorType = ErrorType::HttpRequestDenied;

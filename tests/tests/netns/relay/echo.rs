@@ -1,10 +1,11 @@
 //! Payloads to an echo behind the relay and back, singly and by the thousand.
 
-use std::net::UdpSocket;
-use std::time::Duration;
+use std::{net::UdpSocket, time::Duration};
 
-use lab::client::{Client, Tunnel};
-use lab::site::{Counts, Family, SOON, Site, Terms};
+use lab::{
+    client::{Client, Tunnel},
+    site::{Counts, Family, SOON, Site, Terms},
+};
 use masque::tunnel::Form;
 
 const FAMILIES: [Family; 2] = [Family::V4, Family::V6];

@@ -1,11 +1,15 @@
 //! The access log of an edge.
 
-use std::io::{Read as _, Write as _};
-use std::net::{Shutdown, TcpListener};
+use std::{
+    io::{Read as _, Write as _},
+    net::{Shutdown, TcpListener},
+};
 
-use lab::application::{application, assert_carries};
-use lab::process::wait_for;
-use lab::site::{SOON, Site, Terms};
+use lab::{
+    application::{application, assert_carries},
+    process::wait_for,
+    site::{SOON, Site, Terms},
+};
 use serde_json::Value;
 
 use super::entrance::Edge;

@@ -1,13 +1,17 @@
 //! TCP connections that enter the edge role through a forward for TCP.
 
-use std::io::{Read as _, Write as _};
-use std::net::{Shutdown, TcpListener, TcpStream};
-use std::path::PathBuf;
-use std::thread::JoinHandle;
+use std::{
+    io::{Read as _, Write as _},
+    net::{Shutdown, TcpListener, TcpStream},
+    path::PathBuf,
+    thread::JoinHandle,
+};
 
-use lab::application::{application, assert_carries};
-use lab::process::{Process, limit_descriptors, wait_for};
-use lab::site::{Counts, Family, SOON, Site, Terms};
+use lab::{
+    application::{application, assert_carries},
+    process::{Process, limit_descriptors, wait_for},
+    site::{Counts, Family, SOON, Site, Terms},
+};
 use serde_json::Value;
 
 /// The address of the edge's metrics, inside the client's namespace.

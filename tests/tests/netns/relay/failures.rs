@@ -1,16 +1,22 @@
 //! Failures around the relay: targets, names, paths, clients.
 
-use std::net::{SocketAddr, UdpSocket};
-use std::time::Duration;
+use std::{
+    net::{SocketAddr, UdpSocket},
+    time::Duration,
+};
 
-use lab::client::{Client, Tunnel, refusal, reset_code};
-use lab::name_server::NameServer;
-use lab::netns::Chain;
-use lab::site::{Family, SOON, Site, Terms};
-use masque::h3::Code;
-use masque::proxy_status::ErrorType;
-use masque::target::{Host, Target};
-use masque::tunnel::Form;
+use lab::{
+    client::{Client, Tunnel, refusal, reset_code},
+    name_server::NameServer,
+    netns::Chain,
+    site::{Family, SOON, Site, Terms},
+};
+use masque::{
+    h3::Code,
+    proxy_status::ErrorType,
+    target::{Host, Target},
+    tunnel::Form,
+};
 use role::tunnel::TunnelEnd;
 
 #[test]

@@ -1,20 +1,30 @@
 //! Floods by one client: they delay others, and have no other effect.
 
-use std::net::{SocketAddr, UdpSocket};
-use std::time::Duration;
+use std::{
+    net::{SocketAddr, UdpSocket},
+    time::Duration,
+};
 
 use bytes::Bytes;
-use lab::client::{Client, Tunnel};
-use lab::site::{Family, SOON, Site, Terms};
-use masque::h3::{self, Code, Part, RequestHead};
-use masque::target::{Host, Target};
-use masque::template::Template;
-use masque::tunnel::Form;
-use quic::h3::{Error, Request};
-use quic::tls;
-use s2n_quic::client::Connect;
-use s2n_quic::provider::datagram::default as datagram;
-use s2n_quic::stream::{BidirectionalStream, SendStream};
+use lab::{
+    client::{Client, Tunnel},
+    site::{Family, SOON, Site, Terms},
+};
+use masque::{
+    h3::{self, Code, Part, RequestHead},
+    target::{Host, Target},
+    template::Template,
+    tunnel::Form,
+};
+use quic::{
+    h3::{Error, Request},
+    tls,
+};
+use s2n_quic::{
+    client::Connect,
+    provider::datagram::default as datagram,
+    stream::{BidirectionalStream, SendStream},
+};
 use tokio::time::timeout;
 
 use super::limits::limit_hits;

@@ -1,19 +1,27 @@
 //! An off-path attacker can do nothing with ICMP, whether it guesses the ports of tunnels or knows them.
 
-use std::io::{Read as _, Write as _};
-use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use std::thread;
-use std::time::Duration;
+use std::{
+    io::{Read as _, Write as _},
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
+    thread,
+    time::Duration,
+};
 
-use lab::client::{Client, Tunnel};
-use lab::frame::{Frame, Undeliverable};
-use lab::site::{Family, SOON, Site, Terms};
+use lab::{
+    client::{Client, Tunnel},
+    frame::{Frame, Undeliverable},
+    site::{Family, SOON, Site, Terms},
+};
 use masque::tunnel::Form;
 use socket2::{Domain, Protocol, Socket, Type};
-use tokio::net::UdpSocket;
-use tokio::time::{sleep, timeout};
+use tokio::{
+    net::UdpSocket,
+    time::{sleep, timeout},
+};
 
 use super::tcp;
 

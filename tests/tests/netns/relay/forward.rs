@@ -1,18 +1,22 @@
 //! Applications that know nothing of relays, behind `pacectl forward` and behind the edge role.
 
-use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, TcpListener, TcpStream, UdpSocket};
-use std::time::Duration;
+use std::{
+    io::{Read as _, Write as _},
+    net::{Ipv4Addr, Ipv6Addr, Shutdown, TcpListener, TcpStream, UdpSocket},
+    time::Duration,
+};
 
 use api::token::generate_token;
 use config::hash::hex;
-use lab::application::{BRIEF, application, assert_carries, echoes, receive_into};
-use lab::flow::watch;
-use lab::netns::End;
-use lab::process::{Held, Process, wait_for};
-use lab::report::figure;
-use lab::site::{Counts, Family, SOON, Site, Terms};
-use lab::uplinks::PAYLOADS;
+use lab::{
+    application::{BRIEF, application, assert_carries, echoes, receive_into},
+    flow::watch,
+    netns::End,
+    process::{Held, Process, wait_for},
+    report::figure,
+    site::{Counts, Family, SOON, Site, Terms},
+    uplinks::PAYLOADS,
+};
 
 const LISTEN: &str = "127.0.0.1:5000";
 

@@ -1,20 +1,24 @@
 //! A relay that an edge reaches through another one, so that neither knows both ends.
 
-use std::fmt::Write as _;
-use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
-use std::time::Duration;
+use std::{
+    fmt::Write as _,
+    io::{Read as _, Write as _},
+    net::TcpStream,
+    time::Duration,
+};
 
 use api::token::generate_token;
 use config::hash::hex;
-use lab::application::{application, assert_carries, echoes};
-use lab::authority::Authority;
-use lab::flow::watch;
-use lab::netns::{Chain, Link, Namespace};
-use lab::process::{Process, wait_for};
-use lab::report::figure;
-use lab::site::{Counts, Family, SOON, Site, Terms};
-use lab::uplinks::{PAYLOADS, ROUND_ROBIN, assert_carry_unbroken, assert_short_gap, paths, states};
+use lab::{
+    application::{application, assert_carries, echoes},
+    authority::Authority,
+    flow::watch,
+    netns::{Chain, Link, Namespace},
+    process::{Process, wait_for},
+    report::figure,
+    site::{Counts, Family, SOON, Site, Terms},
+    uplinks::{PAYLOADS, ROUND_ROBIN, assert_carry_unbroken, assert_short_gap, paths, states},
+};
 
 use super::forward::{ask, assert_leaves_nothing};
 

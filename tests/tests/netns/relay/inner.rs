@@ -1,9 +1,11 @@
 //! QUIC connections of applications inside tunnels, while paths fail and relays change.
 
-use lab::application::{application, assert_carries};
-use lab::inner::{INSIDE, INSIDE_PAYLOADS, Inner};
-use lab::site::{Family, SOON, Site, Terms};
-use lab::uplinks::{ROUND_ROBIN, Uplinks, assert_short_gap, edge, paths, wait_until_up};
+use lab::{
+    application::{application, assert_carries},
+    inner::{INSIDE, INSIDE_PAYLOADS, Inner},
+    site::{Family, SOON, Site, Terms},
+    uplinks::{ROUND_ROBIN, Uplinks, assert_short_gap, edge, paths, wait_until_up},
+};
 
 #[test]
 fn a_quic_connection_inside_a_tunnel_sees_a_gap_and_no_end_when_its_path_falls_silent() {

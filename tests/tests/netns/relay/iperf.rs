@@ -1,15 +1,19 @@
 //! iperf3 through an edge with two uplinks and two relays, while links, rates, delays and addresses change and a relay is upgraded.
 //! Where the kernel has no netem, only rates change, by tbf.
 
-use std::cell::RefCell;
-use std::time::{Duration, Instant};
+use std::{
+    cell::RefCell,
+    time::{Duration, Instant},
+};
 
-use lab::application::{application, assert_carries};
-use lab::inner::{INSIDE, Inner};
-use lab::iperf::Load;
-use lab::report::figure;
-use lab::site::{Family, SOON, Terms};
-use lab::uplinks::{Uplinks, edge, paths, wait_until_up};
+use lab::{
+    application::{application, assert_carries},
+    inner::{INSIDE, Inner},
+    iperf::Load,
+    report::figure,
+    site::{Family, SOON, Terms},
+    uplinks::{Uplinks, edge, paths, wait_until_up},
+};
 
 /// The link that fails comes first, so that the first tunnel in turns takes it. All others stay on the second one, because it costs less.
 const PATHS: &str = "[[path]]\nname = \"spare\"\ninterface = \"router\"\ncost_ms = 5000\n[[path]]\nname = \"main\"\ninterface = \"relay\"\n\

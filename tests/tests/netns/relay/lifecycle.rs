@@ -3,14 +3,18 @@
 use std::net::SocketAddr;
 
 use config::uplink::TrustSource;
-use lab::client::{Client, Tunnel, refusal};
-use lab::process::wait_for;
-use lab::site::{Family, Folder, SOON, Site, Terms};
-use masque::h3::{self, Code};
-use masque::proxy_status::ErrorType;
-use masque::target::{Host, Target};
-use masque::template::Template;
-use masque::tunnel::Form;
+use lab::{
+    client::{Client, Tunnel, refusal},
+    process::wait_for,
+    site::{Family, Folder, SOON, Site, Terms},
+};
+use masque::{
+    h3::{self, Code},
+    proxy_status::ErrorType,
+    target::{Host, Target},
+    template::Template,
+    tunnel::Form,
+};
 use quic::{h3::Error, tls};
 use relay_client::{OpenError, access::Access, error::ConnectError};
 use tokio::time::timeout;

@@ -1,17 +1,23 @@
 //! Every limit of `[relay.limits]`, reached once, with its counter.
 
-use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::time::{Duration, Instant};
+use std::{
+    net::{IpAddr, SocketAddr, UdpSocket},
+    time::{Duration, Instant},
+};
 
 use api::token::generate_token;
 use config::hash::hex;
-use lab::client::{Client, refusal, target_of};
-use lab::netns::{Chain, Namespace};
-use lab::site::{Counts, Family, SOON, Site, Terms};
-use masque::h3::{self, Code, Part};
-use masque::proxy_status::ErrorType;
-use masque::target::{Host, Target};
-use masque::tunnel::Form;
+use lab::{
+    client::{Client, refusal, target_of},
+    netns::{Chain, Namespace},
+    site::{Counts, Family, SOON, Site, Terms},
+};
+use masque::{
+    h3::{self, Code, Part},
+    proxy_status::ErrorType,
+    target::{Host, Target},
+    tunnel::Form,
+};
 use quic::endpoint::Transport;
 use relay_client::OpenError;
 use tokio::time::timeout;

@@ -1,18 +1,21 @@
 //! A client whose address changes during a connection without its knowledge.
 
-use std::io::Write as _;
-use std::net::{IpAddr, Ipv6Addr, TcpListener, UdpSocket};
-use std::time::Duration;
+use std::{
+    io::Write as _,
+    net::{IpAddr, Ipv6Addr, TcpListener, UdpSocket},
+    time::Duration,
+};
 
-use lab::client::Client;
-use lab::netns::{End, Namespace};
-use lab::site::{Family, Site, Terms};
-use masque::target::{Host, Target};
-use masque::tunnel::Form;
-use tokio::net::UdpSocket as Socket;
-use tokio::runtime;
-use tokio::sync::mpsc;
-use tokio::time::timeout;
+use lab::{
+    client::Client,
+    netns::{End, Namespace},
+    site::{Family, Site, Terms},
+};
+use masque::{
+    target::{Host, Target},
+    tunnel::Form,
+};
+use tokio::{net::UdpSocket as Socket, runtime, sync::mpsc, time::timeout};
 
 /// Forwards packets between the peer of `inner` and the relay, over the latest outer socket.
 async fn translate(inner: Socket, mut outers: mpsc::UnboundedReceiver<Socket>) {

@@ -1,20 +1,24 @@
 //! An edge with two uplinks, and with two relays among which tunnels move.
 
-use std::io::{Read as _, Write as _};
-use std::net::{TcpStream, UdpSocket};
-use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::{
+    io::{Read as _, Write as _},
+    net::{TcpStream, UdpSocket},
+    process::Stdio,
+    time::{Duration, Instant},
+};
 
-use lab::application::{application, assert_carries};
-use lab::authority::Authority;
-use lab::engine::{Engine, Speed};
-use lab::flow::{Flow, OFTEN, watch};
-use lab::process::{CpuWait, Process, wait_for};
-use lab::report::figure;
-use lab::site::{Counts, Family, SOON, Site, Terms};
-use lab::uplinks::{
-    LISTEN, METRICS, PAYLOADS, ROUND_ROBIN, Uplinks, assert_carry_unbroken, assert_short_gap, edge, has_looked_silent,
-    pacectl, paths, reload, rows, states, wait_until_up,
+use lab::{
+    application::{application, assert_carries},
+    authority::Authority,
+    engine::{Engine, Speed},
+    flow::{Flow, OFTEN, watch},
+    process::{CpuWait, Process, wait_for},
+    report::figure,
+    site::{Counts, Family, SOON, Site, Terms},
+    uplinks::{
+        LISTEN, METRICS, PAYLOADS, ROUND_ROBIN, Uplinks, assert_carry_unbroken, assert_short_gap, edge,
+        has_looked_silent, pacectl, paths, reload, rows, states, wait_until_up,
+    },
 };
 
 /// The time within which a slow path is good again: its queue empties, its smoothed round trip shortens, and stays short

@@ -1,12 +1,16 @@
 //! What a new request for a model counts of the requests on a path: levels under `ml`, priorities and `i` under `abs`.
 
-use std::process::{Child, Stdio};
-use std::time::Duration;
+use std::{
+    process::{Child, Stdio},
+    time::Duration,
+};
 
-use lab::engine::{Engine, Speed};
-use lab::process::wait_for;
-use lab::site::{Family, SOON, Site};
-use lab::uplinks::{Uplinks, edge, rows, wait_until_up};
+use lab::{
+    engine::{Engine, Speed},
+    process::wait_for,
+    site::{Family, SOON, Site},
+    uplinks::{Uplinks, edge, rows, wait_until_up},
+};
 
 /// The first path carries an answer in two thirds of the second path's time, and two answers in four thirds of it. So a request takes the
 /// first path unless it has to wait there for an answer.

@@ -2,10 +2,14 @@
 
 use std::net::UdpSocket;
 
-use lab::client::{Client, refusal};
-use lab::site::{Family, SOON, Site, Terms};
-use masque::proxy_status::ErrorType;
-use masque::target::{Host, Target};
+use lab::{
+    client::{Client, refusal},
+    site::{Family, SOON, Site, Terms},
+};
+use masque::{
+    proxy_status::ErrorType,
+    target::{Host, Target},
+};
 use tokio::time::timeout;
 
 use super::limits::limit_hits;

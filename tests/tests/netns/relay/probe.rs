@@ -1,14 +1,14 @@
 //! `pacectl probe` of a relay that another person runs.
 
-use std::net::UdpSocket;
-use std::thread;
-use std::time::Duration;
+use std::{net::UdpSocket, thread, time::Duration};
 
 use api::token::generate_token;
 use config::hash::hex;
-use lab::authority::Authority;
-use lab::process::Process;
-use lab::site::{Family, SOON, Site, Terms};
+use lab::{
+    authority::Authority,
+    process::Process,
+    site::{Family, SOON, Site, Terms},
+};
 use quic::tls;
 
 /// Probes the relay from the client's namespace; returns the exit code and all output.

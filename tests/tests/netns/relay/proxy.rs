@@ -1,14 +1,18 @@
 //! Clients of the edge's local proxy: an unmodified curl, and SOCKS byte by byte.
 
-use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::thread;
+use std::{
+    io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    thread,
+};
 
 use edge::proxy::socks::{datagram, datagram_header};
-use lab::name_server::NameServer;
-use lab::netns::Chain;
-use lab::process::wait_for;
-use lab::site::{SOON, Site, Terms};
+use lab::{
+    name_server::NameServer,
+    netns::Chain,
+    process::wait_for,
+    site::{SOON, Site, Terms},
+};
 use masque::target::Target;
 
 use super::entrance::Edge;

@@ -4,13 +4,17 @@ use std::net::UdpSocket;
 
 use api::token::generate_token;
 use config::hash::hex;
-use lab::client::{Client, Tunnel, refusal};
-use lab::netns::Chain;
-use lab::process::CpuWait;
-use lab::site::{Family, SOON, Site, Terms};
-use masque::proxy_status::ErrorType;
-use masque::target::{Host, Target};
-use masque::tunnel::Form;
+use lab::{
+    client::{Client, Tunnel, refusal},
+    netns::Chain,
+    process::CpuWait,
+    site::{Family, SOON, Site, Terms},
+};
+use masque::{
+    proxy_status::ErrorType,
+    target::{Host, Target},
+    tunnel::Form,
+};
 use tokio::time::timeout;
 
 /// A token, and the configuration lines that assign it to this user.

@@ -2,13 +2,17 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use lab::client::{Client, refusal};
-use lab::name_server::NameServer;
-use lab::netns::Chain;
-use lab::process::wait_for;
-use lab::site::{Family, SOON, Site, Terms};
-use masque::proxy_status::ErrorType;
-use masque::target::{Host, Target};
+use lab::{
+    client::{Client, refusal},
+    name_server::NameServer,
+    netns::Chain,
+    process::wait_for,
+    site::{Family, SOON, Site, Terms},
+};
+use masque::{
+    proxy_status::ErrorType,
+    target::{Host, Target},
+};
 
 const ADDRESS: (u16, ErrorType) = (403, ErrorType::DestinationIpProhibited);
 const BY_RULE: (u16, ErrorType) = (403, ErrorType::HttpRequestDenied);

@@ -1,13 +1,17 @@
 //! Changes that a reload applies or refuses.
 
-use std::net::{SocketAddr, TcpStream, UdpSocket};
-use std::os::unix::{fs::OpenOptionsExt as _, net::UnixStream};
-use std::process::Command;
-use std::time::Duration;
+use std::{
+    net::{SocketAddr, TcpStream, UdpSocket},
+    os::unix::{fs::OpenOptionsExt as _, net::UnixStream},
+    process::Command,
+    time::Duration,
+};
 
-use lab::application::{application, assert_carries, echoes};
-use lab::process::{Process, wait_for};
-use lab::site::{Counts, Family, SOON, Site, Terms};
+use lab::{
+    application::{application, assert_carries, echoes},
+    process::{Process, wait_for},
+    site::{Counts, Family, SOON, Site, Terms},
+};
 
 /// A daemon at the client that has only the edge role.
 struct Edge<'a> {

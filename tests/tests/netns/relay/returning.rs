@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
-use lab::application::{application, assert_carries};
-use lab::process::{CpuWait, wait_for};
-use lab::site::{Counts, Family, SOON, Site, Terms};
-use lab::uplinks::{
-    LATE_AGAIN, METRICS, PAYLOADS, ROUND_ROBIN, SILENT_AFTER, Uplinks, assert_short_gap, edge, edge_with, pacectl,
-    paths, states, wait_until_up,
+use lab::{
+    application::{application, assert_carries},
+    process::{CpuWait, wait_for},
+    site::{Counts, Family, SOON, Site, Terms},
+    uplinks::{
+        LATE_AGAIN, METRICS, PAYLOADS, ROUND_ROBIN, SILENT_AFTER, Uplinks, assert_short_gap, edge, edge_with, pacectl,
+        paths, states, wait_until_up,
+    },
 };
 
 /// The time within which the edge has to be back. The back-off of these edges is at least fifteen seconds.

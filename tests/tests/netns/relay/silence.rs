@@ -1,14 +1,18 @@
 //! Paths that fail while their edge has nothing to send.
 
-use std::net::UdpSocket;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::thread::sleep;
-use std::time::Duration;
+use std::{
+    net::UdpSocket,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    thread::sleep,
+    time::Duration,
+};
 
-use lab::application::application;
-use lab::process::wait_for;
-use lab::site::{Family, SOON};
-use lab::uplinks::{ROUND_ROBIN, Uplinks, states, wait_until_up};
+use lab::{
+    application::application,
+    process::wait_for,
+    site::{Family, SOON},
+    uplinks::{ROUND_ROBIN, Uplinks, states, wait_until_up},
+};
 
 /// The time within which the edge has to notice. Its keep-alive takes ten seconds, the probe of a stopped flow about half a second.
 const NOTICED: Duration = Duration::from_secs(6);

@@ -2,10 +2,12 @@
 
 use std::net::{SocketAddr, UdpSocket};
 
-use lab::application::{BRIEF, application};
-use lab::process::{CpuWait, wait_for};
-use lab::site::{Counts, Family, SOON, Site};
-use lab::uplinks::{LISTEN, METRICS, ROUND_ROBIN, SILENT_AFTER, Uplinks, edge, pacectl, paths};
+use lab::{
+    application::{BRIEF, application},
+    process::{CpuWait, wait_for},
+    site::{Counts, Family, SOON, Site},
+    uplinks::{LISTEN, METRICS, ROUND_ROBIN, SILENT_AFTER, Uplinks, edge, pacectl, paths},
+};
 use serde_json::Value;
 
 /// The links by their devices.

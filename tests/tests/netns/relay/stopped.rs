@@ -1,15 +1,21 @@
 //! Readers that stop: their unread bytes use up the credit of a connection, which all its tunnels share.
 
-use std::io::{Read as _, Write as _};
-use std::net::TcpListener;
-use std::time::Duration;
+use std::{
+    io::{Read as _, Write as _},
+    net::TcpListener,
+    time::Duration,
+};
 
-use lab::client::{Client, target_of};
-use lab::process::wait_for;
-use lab::site::{Counts, Family, SOON, Site, Terms};
+use lab::{
+    client::{Client, target_of},
+    process::wait_for,
+    site::{Counts, Family, SOON, Site, Terms},
+};
 use masque::h3::{Part, data_frame};
-use quic::h3::{Error, Request};
-use quic::stopped::READER_PATIENCE;
+use quic::{
+    h3::{Error, Request},
+    stopped::READER_PATIENCE,
+};
 use tokio::time::timeout;
 
 use super::entrance::{Edge, sample};

@@ -1,23 +1,26 @@
 //! Clients that are not yet known as users: how many there may be, for how long, and what their refused requests leave
 //! behind.
 
-use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+use std::{
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
 
 use api::token::generate_token;
 use bytes::Bytes;
 use config::hash::hex;
 use futures::future::join_all;
-use lab::client::{Client, target_of};
-use lab::site::{Counts, Family, SOON, Site, Terms};
-use masque::h3::{self, Code, RequestHead, Role, Settings};
-use masque::target::{Host, Target};
-use masque::template::Template;
-use quic::h3::Error;
-use quic::tls;
-use s2n_quic::client::Connect;
-use s2n_quic::provider::limits::Limits;
-use s2n_quic::stream::BidirectionalStream;
+use lab::{
+    client::{Client, target_of},
+    site::{Counts, Family, SOON, Site, Terms},
+};
+use masque::{
+    h3::{self, Code, RequestHead, Role, Settings},
+    target::{Host, Target},
+    template::Template,
+};
+use quic::{h3::Error, tls};
+use s2n_quic::{client::Connect, provider::limits::Limits, stream::BidirectionalStream};
 use tokio::time::timeout;
 
 use super::entrance::Edge;

@@ -1,14 +1,20 @@
 //! TCP through the relay, by classic CONNECT.
 
-use std::io::{Read as _, Write as _};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::{
+    io::{Read as _, Write as _},
+    net::{Shutdown, TcpListener, TcpStream},
+};
 
 use bytes::{Bytes, BytesMut};
-use lab::client::{Client, refusal};
-use lab::site::{Family, SOON, Site, Terms};
-use masque::h3::{self, Code, Part};
-use masque::proxy_status::ErrorType;
-use masque::target::{Host, Target};
+use lab::{
+    client::{Client, refusal},
+    site::{Family, SOON, Site, Terms},
+};
+use masque::{
+    h3::{self, Code, Part},
+    proxy_status::ErrorType,
+    target::{Host, Target},
+};
 use quic::h3::{Error, Request};
 use tokio::time::timeout;
 

@@ -1,16 +1,20 @@
 //! Relays that are upgraded or left on demand, and what this costs tunnels and a QUIC connection inside one.
 
-use std::net::UdpSocket;
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::{
+    net::UdpSocket,
+    thread::sleep,
+    time::{Duration, Instant},
+};
 
-use lab::application::{application, assert_carries};
-use lab::flow::{Flow, OFTEN};
-use lab::inner::{INSIDE, INSIDE_PAYLOADS, Inner};
-use lab::process::{CpuWait, Process, wait_for};
-use lab::report::figure;
-use lab::site::{Counts, Family, SOON, Site, Terms};
-use lab::uplinks::{LISTEN, METRICS, PAYLOADS, edge, has_looked_silent, pacectl};
+use lab::{
+    application::{application, assert_carries},
+    flow::{Flow, OFTEN},
+    inner::{INSIDE, INSIDE_PAYLOADS, Inner},
+    process::{CpuWait, Process, wait_for},
+    report::figure,
+    site::{Counts, Family, SOON, Site, Terms},
+    uplinks::{LISTEN, METRICS, PAYLOADS, edge, has_looked_silent, pacectl},
+};
 
 const TERMS: &str = "auth = \"none\"\ndrain_seconds = 2";
 

@@ -1,13 +1,13 @@
 //! A relay with several workers.
 
-use std::fs;
-use std::net::UdpSocket;
-use std::time::Duration;
+use std::{fs, net::UdpSocket, time::Duration};
 
 use admission::connection_id::{IdLabel, Keys, Secret};
-use lab::client::Client;
-use lab::process::wait_for;
-use lab::site::{Family, Site, Terms};
+use lab::{
+    client::Client,
+    process::wait_for,
+    site::{Family, Site, Terms},
+};
 
 const WORKERS: u8 = 3;
 

@@ -1,7 +1,6 @@
 //! A gateway's own listener, for clients without an edge.
 
-use std::process::Output;
-use std::sync::Arc;
+use std::{process::Output, sync::Arc};
 
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 

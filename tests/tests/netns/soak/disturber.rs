@@ -1,16 +1,22 @@
 //! Disturbs a site, second by second, and asserts that it stays whole.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
 
 use api::v1;
-use lab::name_server::NameServer;
-use lab::process::{CpuTime, Held, Process, child_of, wait_for};
-use lab::site::{Counts, SOON, Site, Terms};
+use lab::{
+    name_server::NameServer,
+    process::{CpuTime, Held, Process, child_of, wait_for},
+    site::{Counts, SOON, Site, Terms},
+};
 
-use super::processes::{Life, kill, monitor_of, start_edge};
-use super::seen::{SETTLING, Seen};
-use super::{tcp, udp};
+use super::{
+    processes::{Life, kill, monitor_of, start_edge},
+    seen::{SETTLING, Seen},
+    tcp, udp,
+};
 
 const POLICIES: [&str; 3] = [
     "",

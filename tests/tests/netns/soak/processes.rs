@@ -2,8 +2,10 @@
 
 use std::collections::VecDeque;
 
-use lab::process::{Held, Process, child_of, send_signal};
-use lab::site::{Family, Site};
+use lab::{
+    process::{Held, Process, child_of, send_signal},
+    site::{Family, Site},
+};
 
 /// The maximum growth of a process's memory and descriptors between the first quarter of its life and its death. A
 /// short life is mostly start-up.

@@ -1,16 +1,19 @@
 //! Clients that open TCP tunnels: over their own connections to the relay, and behind the edge. The target echoes.
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
+use std::{
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::{Duration, Instant},
+};
 
 use lab::client::target_of;
 use masque::h3::{Part, data_frame};
 use quic::h3::{Error, Request};
 use relay_client::access::Access;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
-use tokio::time::{sleep, timeout};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    time::{sleep, timeout},
+};
 
 use super::seen::{PATIENCE, Seen, Way};
 

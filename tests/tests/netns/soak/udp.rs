@@ -1,17 +1,20 @@
 //! Clients that open UDP tunnels: over connections of their own, behind the edge, and by names.
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
+use std::{
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::{Duration, Instant},
+};
 
-use lab::client::Tunnel;
-use lab::name_server::NameServer;
-use lab::site::Site;
-use masque::target::{Host, Target};
-use masque::tunnel::Form;
+use lab::{client::Tunnel, name_server::NameServer, site::Site};
+use masque::{
+    target::{Host, Target},
+    tunnel::Form,
+};
 use relay_client::access::Access;
-use tokio::net::UdpSocket;
-use tokio::time::{sleep, timeout};
+use tokio::{
+    net::UdpSocket,
+    time::{sleep, timeout},
+};
 
 use super::seen::{PATIENCE, Seen, Way};
 

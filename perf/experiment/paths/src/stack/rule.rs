@@ -109,9 +109,9 @@ impl Sender for KernelDefault {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use plan::{Any, paths::Links};
 
+    use super::*;
     use crate::stream::Stream;
 
     #[test]
