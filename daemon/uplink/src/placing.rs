@@ -98,7 +98,7 @@ impl Uplink {
         }
     }
 
-    /// Takes a place for a tunnel of a class on a better path to the same relay than that of its present place, if there is one. At another
+    /// Takes a place for a tunnel of a class on a better path to the same relay than that of its current place, if there is one. At another
     /// relay, the target would see another source address. The path that an operator has chosen is better than all others.
     fn find_better(&self, present: &LinkId, class: &Class) -> Option<Link> {
         let (line, load) = (present.line(), present.load());

@@ -55,7 +55,7 @@ impl LinkId {
         &self.line
     }
 
-    /// Returns the present load of the tunnel that has the place, if it is known.
+    /// Returns the current load of the tunnel that has the place, if it is known.
     #[must_use]
     pub(crate) fn load(&self) -> Option<TunnelLoad> {
         self.line.carried.lock().get(&self.number).map(|carried| carried.load.at(carried.moved()))
