@@ -10,7 +10,7 @@ use config::{
 };
 use futures::stream;
 use http_body_util::{BodyExt as _, Full, StreamBody, combinators::UnsyncBoxBody};
-use hyper::{Request, Response, body::Frame, client, header::HeaderValue, server, service::service_fn};
+use hyper::{Request, body::Frame, client, header::HeaderValue, server, service::service_fn};
 use hyper_util::rt::TokioIo;
 use openai::TokenUsage;
 use pacing::path::PathStats;
