@@ -15,7 +15,7 @@ mod shares;
 use std::{
     net::SocketAddr,
     sync::{
-        Arc, Mutex, OnceLock, PoisonError,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
@@ -27,6 +27,7 @@ use futures::future::join_all;
 use instruments::load::{Figure, value};
 use lab::simulation::CLOCK;
 use masque::{h3::Code, tunnel::Form};
+use parking_lot::Mutex;
 use plan::{Plan, Scheduler, Tunnel};
 use relay_client::form::{self, Experience, Witness};
 use s2n_quic::provider::io::testing::{self, Handle, Io, primary, spawn, time};
@@ -46,7 +47,7 @@ pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
     let result = Arc::<Mutex<Option<Result<Run>>>>::default();
     let (machines, wire, slot) = (Machines::default(), Arc::<Wire>::default(), result.clone());
     let links = Links::new(plan, seed, machines.clone(), wire.clone());
-    let done = move |run: Result<Run>| *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(run);
+    let done = move |run: Result<Run>| *slot.lock() = Some(run);
     let world =
         World { plan: plan.clone(), scheduler, seed, machines, wire, watch: Watch::default(), seen: Seen::default() };
     let simulation = testing::test_seed(links, seed, |handle| {
@@ -55,7 +56,7 @@ pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
         Ok::<_, Box<dyn std::error::Error>>(())
     });
     simulation.map_err(|error| anyhow!("{error}"))?;
-    let run = result.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let run = result.lock().take();
     run.context("the simulation ended before its clients")?
 }
 
@@ -144,9 +145,14 @@ impl World {
         let latencies = join_all(requests.iter().zip(&clients).enumerate().map(download)).await;
         let mut run = Run::new(plan, &requests, &latencies, elapsed());
         run.class_figures = shares.of_classes(plan.classes.len());
+        let estimate = |tunnel: &OnceLock<u64>| seen.round_trip_ms(*tunnel.get()?);
+        if *scheduler == Scheduler::DatagramByRtt {
+            let all = opened.iter().all(|tunnel| estimate(tunnel).is_some());
+            ensure!(all, "{}: a tunnel has no estimate to be weighed by", scheduler.name());
+        }
         for (class, figures) in run.class_figures.iter_mut().enumerate() {
             let of_class = requests.iter().zip(&opened).filter(|(request, _)| request.class == class);
-            let estimates = of_class.filter_map(|(_, tunnel)| seen.round_trip_ms(*tunnel.get()?)).collect::<Vec<_>>();
+            let estimates: Vec<_> = of_class.filter_map(|(_, tunnel)| estimate(tunnel)).collect();
             if !estimates.is_empty() {
                 let value = estimates.iter().sum::<f64>() / estimates.len() as f64;
                 figures.push(Figure { metric: "rtt_estimate_ms", value, unit: "ms" });
@@ -278,6 +284,24 @@ mod tests {
         let least = |mode| figure(&run(&plan, mode, 1).unwrap(), "least_of_most_pct");
         let [turns, fcfs] = [Scheduler::Datagram, Scheduler::DatagramFcfs].map(least);
         assert!(turns > 80.0 && fcfs < 60.0, "{turns:.0} %, {fcfs:.0} %");
+    }
+
+    #[test]
+    fn a_relay_estimates_inner_round_trips_and_shares_in_proportion_to_them_if_it_is_told_to() {
+        let plan = Plan::read("masque-rtt").unwrap().variant("outer-bbr").unwrap();
+        let run = run(&plan, Scheduler::DatagramByRtt, 1).unwrap();
+        let of = |metric| run.class_figures.iter().map(|figures| value(figures, metric).unwrap()).collect::<Vec<_>>();
+        let [estimates, goodputs] = ["rtt_estimate_ms", "shared_goodput_mbit"].map(of);
+        for (estimate, class) in estimates.iter().zip(&plan.classes) {
+            // Twice from the client to the edge, over the link, and from the relay to the server.
+            let true_ms = 2.0 * (class.client_delay_ms + plan.network.delay_ms + plan.tunnel.target_delay_ms);
+            assert!((true_ms..1.2 * true_ms).contains(estimate), "{}: {estimate:.1} ms", class.name);
+        }
+        // All tunnels have something waiting, so the weights decide.
+        for at in 1..estimates.len() {
+            let [round_trips, shares] = [&estimates, &goodputs].map(|of| of[at] / of[0]);
+            assert!((0.6 * round_trips..1.4 * round_trips).contains(&shares), "{shares:.1} and not {round_trips:.1}");
+        }
     }
 
     #[test]

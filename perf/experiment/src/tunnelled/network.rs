@@ -5,13 +5,14 @@ use std::{
     collections::HashMap,
     net::SocketAddr,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
 };
 
 use instruments::random::Random;
 use lab::simulation::CLOCK;
+use parking_lot::Mutex;
 use plan::Plan;
 use s2n_quic::provider::io::testing::network::{Buffers, Network, Packet};
 
@@ -40,11 +41,11 @@ impl Machines {
 
     /// Adds an address whose packets travel `far_ns` longer in each direction.
     pub fn add_far(&self, address: SocketAddr, machine: Machine, far_ns: u64) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(address, (machine, far_ns));
+        self.0.lock().insert(address, (machine, far_ns));
     }
 
     fn of(&self, address: SocketAddr) -> Option<(Machine, u64)> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&address).copied()
+        self.0.lock().get(&address).copied()
     }
 }
 
