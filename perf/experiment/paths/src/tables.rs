@@ -8,13 +8,13 @@ use plan::paths::Scheduler;
 use super::row::Row;
 
 /// The least share of A's packets on the slower path, in percent, with which A counts as sharing that path with B.
-const SHARES_PCT: f64 = 10.0;
+pub(crate) const SHARES_PCT: f64 = 10.0;
 
 /// How many times as fast `paced` is to send A as MPQUIC's own scheduler, where that has A share the slower path.
-const TIMES: f64 = 3.0;
+pub(crate) const TIMES: f64 = 3.0;
 
 /// The longest time of B under `paced`, as a multiple of that under the best placement of whole streams.
-const LONGEST: f64 = 1.05;
+pub(crate) const LONGEST: f64 = 1.05;
 
 /// Renders rows as Markdown: for the first variant, a table for each stream, with a line for each cell and a column for
 /// each scheduler; after these, tables that hold `paced` to its goals in every variant.

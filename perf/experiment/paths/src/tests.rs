@@ -1,6 +1,9 @@
 use plan::{Any, Varied as _};
 
-use super::*;
+use super::{
+    tables::{LONGEST, SHARES_PCT, TIMES},
+    *,
+};
 
 const PLANS: [&str; 5] = ["fstream-fig2ab", "fstream-fig2cd", "fstream-fig3ab", "fstream-fig3cd", "fstream-fig4"];
 
@@ -152,15 +155,15 @@ fn goals_are_missed_in_the_cells_that_the_readme_names() {
         {
             let here: Vec<_> = rows.iter().filter(|row| row.variant == *variant).cloned().collect();
             let time = |scheduler, stream| of(&here, &cell, scheduler, stream).completion_ms;
-            if name != "fstream-fig4" && of(&here, &cell, Scheduler::MpquicLowestRtt, "A").slow_path_pct > 10.0 {
+            if name != "fstream-fig4" && of(&here, &cell, Scheduler::MpquicLowestRtt, "A").slow_path_pct > SHARES_PCT {
                 let times = |scheduler| time(Scheduler::MpquicLowestRtt, "A") / time(scheduler, "A");
-                let (is_met, can_be) = (times(Scheduler::Paced) >= 3.0, times(Scheduler::BestPerStream) >= 3.0);
+                let (is_met, can_be) = (times(Scheduler::Paced) >= TIMES, times(Scheduler::BestPerStream) >= TIMES);
                 assert_eq!(is_met, can_be, "{name} {variant}, {cell}: whole streams reach it");
                 let [all, met] = times_met.entry(variant.clone()).or_default();
                 (*all, *met) = (*all + 1, *met + u32::from(is_met));
             }
             let best = time(Scheduler::BestPerStream, "B");
-            if time(Scheduler::Paced, "B") > 1.05 * best {
+            if time(Scheduler::Paced, "B") > LONGEST * best {
                 late.push(format!("{name} {variant}, {cell}"));
             }
             if variant == "base" && time(Scheduler::PacedRanges, "B") >= best {
