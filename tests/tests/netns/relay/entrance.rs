@@ -63,12 +63,6 @@ impl<'a> Edge<'a> {
         answer.split_once("\r\n\r\n").unwrap().1.to_owned()
     }
 
-    /// The JSON that a `pacectl` command prints, with its exit code.
-    fn pacectl(&self, arguments: &[&str]) -> (Option<i32>, Value) {
-        let (code, said) = self.site.pacectl_at("edge.sock", &[&["--json"], arguments].concat()).unwrap();
-        (code, serde_json::from_str(&said).unwrap_or_default())
-    }
-
     /// The text that a successful `pacectl` command prints, as lines with single spaces.
     pub fn lines(&self, arguments: &[&str]) -> Vec<String> {
         let (code, said) = self.site.pacectl_at("edge.sock", arguments).unwrap();
@@ -78,9 +72,7 @@ impl<'a> Edge<'a> {
     }
 
     fn json(&self, arguments: &[&str]) -> Value {
-        let (code, answer) = self.pacectl(arguments);
-        assert_eq!(code, Some(0), "{arguments:?}");
-        answer
+        self.site.json_at("edge.sock", arguments).unwrap()
     }
 
     pub fn connect(&self, to: &str) -> TcpStream {
@@ -271,7 +263,8 @@ fn tunnels_of_every_entrance_are_listed_everywhere_and_can_be_closed() {
 
     assert_eq!(edge.ready(), "ready\n");
     let (udp, tcp) = (tunnels[0]["id"].to_string(), tunnels[1]["id"].to_string());
-    assert_eq!(edge.pacectl(&["class", &tcp, "default"]).0, Some(3), "the tunnel keeps the forward's class");
+    let (code, _) = edge.site.pacectl_at("edge.sock", &["class", &tcp, "default"]).unwrap();
+    assert_eq!(code, Some(3), "the tunnel keeps the forward's class");
     edge.json(&["close", &tcp]);
     assert_eq!(stream.read(&mut [0]).unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
     edge.json(&["close", &udp]);
