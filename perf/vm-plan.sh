@@ -6,7 +6,7 @@
 # Writes PREFIX.json and, for plans with a picture, PREFIX.svg; without --out, PREFIX is perf/results/PLAN-lab.
 # ARGUMENTs are passed on to `paced-perf run`. Needs release builds of paced and perf: with PACED_PROFILE=debug it uses
 # the output of `cargo build`, but then the CPU is several times slower. Rows of quic-go need its peers:
-# `perf/peers/build.sh`. With PACED_SAMPLES=5000, perf takes so many samples of each thread per second of its CPU time, and
+# `perf/peers/build.sh`. With PACED_SAMPLES=5000, perf takes 5,000 samples of each thread per second of its CPU time, and
 # PREFIX.folded has their stacks, one per line, as for flame graphs: use it with one scheduler and `--repetitions 1`.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)

@@ -104,8 +104,8 @@ fn any_socket() -> io::Result<OwnedFd> {
     Ok(socket(AddressFamily::INET).or_else(|_| socket(AddressFamily::INET6))?)
 }
 
-/// Sets a socket option whose value is an `int` (setsockopt(2)). `rustix` has none of those that this crate sets, and
-/// `socket2` only `SO_MARK`. `pacing` has the same function, but that crate depends on the transport.
+/// Sets a socket option whose value is an `int` (setsockopt(2)). This crate sets options that
+/// `rustix` does not have; `socket2` has only `SO_MARK`. `pacing` has the same function, but depends on the transport.
 pub(crate) fn set_option(socket: &impl AsFd, level: i32, name: i32, value: i32) -> io::Result<()> {
     let size = size_of::<i32>() as libc::socklen_t;
     let fd = socket.as_fd().as_raw_fd();

@@ -297,7 +297,7 @@ fn show_paths(rows: &[paths::Row], plot: Option<&Path>) -> Result<()> {
     Ok(())
 }
 
-/// Prints tables of rows, and draws their pictures and those of their run.
+/// Prints tables of rows, and draws the pictures of the rows and of their run.
 fn show_serving(
     (rows, drawn): (&[routing::Row], Vec<routing::Picture>),
     goals: &Goals,

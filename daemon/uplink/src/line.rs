@@ -371,7 +371,7 @@ impl Line {
         carried.values_mut().filter_map(|carried| carried.placed(since)).collect()
     }
 
-    /// Adds its open tunnels and requests to the numbers of those of their classes.
+    /// Adds its open tunnels and requests to the counts of their classes.
     pub(crate) fn count_classes(&self, classes: &mut BTreeMap<String, usize>) {
         let carried = self.carried.lock();
         carried.values().for_each(|of| *classes.entry(of.class.clone()).or_default() += 1);

@@ -25,7 +25,7 @@ const OF_ALL: &str = "stroke=\"#c0392b\" stroke-width=\"1.6\"";
 /// A curve has at most about this many points.
 const POINTS: usize = 500;
 
-/// The requests of one seed, and what each policy got for them.
+/// The requests of one seed, and the rewards of each policy.
 struct Course<'a> {
     /// When the gateway received the requests, in this order.
     arrived_ns: Vec<u64>,
@@ -117,7 +117,7 @@ fn frame(svg: &mut String, top: f64, title: &str, marks: &[(String, f64)]) {
     }
 }
 
-/// Returns the mean of each window of so many consecutive rewards.
+/// Returns the mean of each `window` consecutive rewards.
 fn windowed(rewards: &[f64], window: usize) -> Vec<f64> {
     rewards.windows(window.max(1)).map(|window| window.iter().sum::<f64>() / window.len() as f64).collect()
 }
@@ -132,7 +132,7 @@ fn running(rewards: &[f64]) -> Vec<f64> {
     rewards.iter().enumerate().map(mean).collect()
 }
 
-/// Returns the rate in each window of so many consecutive arrivals, in requests per second.
+/// Returns the rate of each `window` consecutive arrivals, in requests per second.
 fn rates(arrived_ns: &[u64], window: usize) -> Vec<f64> {
     let rate = |window: &[u64]| {
         let (first, last) = (window.first().copied().unwrap_or_default(), window.last().copied().unwrap_or_default());
