@@ -45,7 +45,7 @@ impl Sizes {
 /// urgency leave next to nothing to lower urgencies. At this ratio, the share of the highest of eight urgencies fits in 32 bits.
 const URGENCY_STEP: u32 = 16;
 
-/// Returns the share of its path that placements expect traffic to get, relative to other traffic there, by what `discipline` goes by:
+/// Returns the share of its path that placements expect traffic to get, relative to other traffic there, under `discipline`:
 /// `weight` is that of its class, and `precedence` its place [before](precedence) the discipline was applied.
 ///
 /// Under absolute priority, each urgency above the least (RFC 9218 §4.1) is one step, and the high level of two counts as the highest
@@ -108,7 +108,7 @@ impl TunnelLoad {
         Self { moved, ..self }
     }
 
-    /// Notes that it has carried `moved` bytes by now, and will carry as many more as `rest` says.
+    /// Notes that it has carried `moved` bytes by now, and will carry `rest` more.
     pub(crate) const fn end_after(&mut self, moved: u64, rest: u64) {
         self.expected = moved.saturating_add(rest);
     }

@@ -10,7 +10,7 @@ use super::row::Row;
 /// The least share of A's packets on the slower path, in percent, with which A counts as sharing that path with B.
 pub(crate) const SHARES_PCT: f64 = 10.0;
 
-/// How many times as fast `paced` is to send A as MPQUIC's own scheduler, where that has A share the slower path.
+/// How many times as fast `paced` is to send A as MPQUIC's own scheduler, where that sends A over the slower path, too.
 pub(crate) const TIMES: f64 = 3.0;
 
 /// The longest time of B under `paced`, as a multiple of that under the best placement of whole streams.

@@ -50,7 +50,7 @@ async fn a_client_that_leaves_ends_its_request_at_the_engine_without_any_delay_w
         if is_stream {
             assert_eq!(client.begun.recv().await, Some(200));
         }
-        // Time moves on only if nothing is left to do but to wait for a timer: whatever the gateway does without one takes no time.
+        // Time moves on only if nothing is left to do but to wait for a timer: work of the gateway that needs no timer takes no time.
         tokio::time::pause();
         let left = TokioInstant::now();
         waiting.abort();
