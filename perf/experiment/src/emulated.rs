@@ -45,13 +45,14 @@ pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
     let (plan, requests) = (Arc::new(plan.clone()), requests(plan, seed));
     block_on(async {
         let server = ends.server(sockets(server)?)?;
+        let departures = Departures::new(clock);
+        let client = ends.client(sockets(client)?, departures.clone())?;
         if plan.workload.backlog == 0 {
             tokio::spawn(direct::serve(server, plan.clone()));
-            return direct::request(ends.client(sockets(client)?)?, address, &plan, &requests, clock).await;
+            return direct::request(client, address, &plan, &requests, clock).await;
         }
-        let (departures, received) = (Departures::new(clock), Arc::<AtomicU64>::default());
+        let received = Arc::<AtomicU64>::default();
         tokio::spawn(backlog::serve(server, backlog::count(received.clone())));
-        let client = ends.observed_client(sockets(client)?, departures.clone())?;
         backlog::request((client, departures), (address, &received), &plan, &requests, clock).await
     })
 }

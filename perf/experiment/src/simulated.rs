@@ -58,17 +58,17 @@ fn start(
     let server = ends.server(io(handle)?)?;
     let address = server.local_addr()?;
     let (plan, requests) = (plan.clone(), requests(plan, seed));
+    let departures = Departures::new(CLOCK);
+    let client = ends.client(io(handle)?, departures.clone())?;
     if plan.workload.backlog > 0 {
-        let (departures, received) = (Departures::new(CLOCK), Arc::<AtomicU64>::default());
+        let received = Arc::<AtomicU64>::default();
         spawn(backlog::serve(server, backlog::count(received.clone())));
-        let client = ends.observed_client(io(handle)?, departures.clone())?;
         primary::spawn(async move {
             let (client, server) = ((client, departures), (address, &*received));
             done(backlog::request(client, server, &plan, &requests, CLOCK).await);
         });
     } else {
         spawn(direct::serve(server, plan.clone()));
-        let client = ends.client(io(handle)?)?;
         primary::spawn(async move { done(direct::request(client, address, &plan, &requests, CLOCK).await) });
     }
     Ok(())

@@ -134,22 +134,11 @@ impl Ends {
         )
     }
 
-    /// Starts the client's endpoint.
-    ///
-    /// # Errors
-    /// When QUIC does not allow the settings.
-    pub fn client(&self, carrier: Carrier) -> Result<Client> {
-        match carrier {
-            Carrier::Simulated(io) => self.connect_over(io),
-            Carrier::Sockets(io) => self.connect_over(io),
-        }
-    }
-
     /// Starts the client's endpoint, and tells `observer` when bytes leave.
     ///
     /// # Errors
     /// When QUIC does not allow the settings.
-    pub fn observed_client(&self, carrier: Carrier, observer: Departures) -> Result<Client> {
+    pub fn client(&self, carrier: Carrier, observer: Departures) -> Result<Client> {
         let congestion = self.transport.controllers();
         match carrier {
             Carrier::Simulated(io) => self.connect_with(io, observer, congestion),
@@ -167,7 +156,7 @@ impl Ends {
         match self.scheduler {
             Scheduler::Plain => self.connect_plainly(sockets),
             Scheduler::Unpaced => self.connect_with(sockets, Disabled, Unpaced(self.transport.controllers())),
-            _ => self.connect_over(sockets),
+            _ => endpoint::connect(sockets, &self.transport, tls::client(self.trust(), None)?, self.datagrams()),
         }
     }
 
@@ -177,10 +166,6 @@ impl Ends {
 
     fn trust(&self) -> Trust {
         Trust::Pinned(tls::fingerprint(&self.certificate))
-    }
-
-    fn connect_over<I: io::Provider>(&self, io: I) -> Result<Client> {
-        endpoint::connect_over(io, &self.transport, tls::client(self.trust(), None)?, self.datagrams())
     }
 
     fn connect_plainly<I: io::Provider>(&self, io: I) -> Result<Client> {
