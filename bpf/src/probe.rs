@@ -2,6 +2,8 @@
 
 use std::{borrow::Cow, fmt, fs, io, path::Path};
 
+use memchr::memmem;
+
 use crate::syscall::{ProgramType, UdpOption, load_trivial_program, try_option};
 
 /// Whether a feature can be used.
@@ -70,7 +72,6 @@ pub struct Capabilities {
 pub fn probe() -> Capabilities {
     let kernel = read("/proc/sys/kernel/osrelease").trim().to_owned();
     let effective = effective_capabilities(&read("/proc/thread-self/status"));
-    let btf = fs::read("/sys/kernel/btf/vmlinux").ok();
     let right = |bit: u32, serves, without| match effective {
         Some(set) if set >> bit & 1 == 1 => yes(serves),
         Some(_) => no(without),
@@ -89,9 +90,9 @@ pub fn probe() -> Capabilities {
         ),
         cap_net_raw: right(CAP_NET_RAW, "may mark packets", "needed only for SO_MARK"),
         bpf: loads(ProgramType::SchedCls, "tc programs load"),
-        btf: match btf {
-            Some(_) => yes("/sys/kernel/btf/vmlinux"),
-            None => no("the kernel was built without CONFIG_DEBUG_INFO_BTF, or /sys is not mounted"),
+        btf: match Path::new(BTF).exists() {
+            true => yes(BTF),
+            false => no("the kernel was built without CONFIG_DEBUG_INFO_BTF, or /sys is not mounted"),
         },
         xdp: match loads(ProgramType::Xdp, "") {
             Finding { state: Availability::Yes, .. } => unknown(
@@ -112,7 +113,7 @@ pub fn probe() -> Capabilities {
             loaded: fs::read_to_string("/proc/modules").ok().as_deref(),
             builtin: &read(format!("/lib/modules/{kernel}/modules.builtin")),
             loadable: fs::read_to_string(format!("/lib/modules/{kernel}/modules.dep")).ok().as_deref(),
-            btf: btf.as_deref(),
+            btf: || fs::read(BTF).ok(),
         }
         .judge(),
         kernel,
@@ -145,6 +146,9 @@ impl fmt::Display for Capabilities {
         self.rows().iter().try_for_each(|(name, found)| write!(f, "\n{name:<13} | {:<7} | {}", found.state, found.why))
     }
 }
+
+/// The types of the running kernel.
+const BTF: &str = "/sys/kernel/btf/vmlinux";
 
 const CAP_NET_ADMIN: u32 = 12;
 const CAP_NET_RAW: u32 = 13;
@@ -182,23 +186,25 @@ struct FqEvidence<'a> {
     builtin: &'a str,
     /// `modules.dep`, absent in many containers whatever their host has.
     loadable: Option<&'a str>,
-    btf: Option<&'a [u8]>,
+    /// Reads the kernel's types: megabytes, so only where nothing else tells.
+    btf: fn() -> Option<Vec<u8>>,
 }
 
 impl FqEvidence<'_> {
     fn judge(&self) -> Finding {
-        // BTF contains the private state of sch_fq only if the kernel has it built in.
-        let described = self.btf.map(|btf| btf.split(|byte| *byte == 0).any(|name| name == b"fq_sched_data"));
+        let usable =
+            || yes("set it with `tc qdisc replace dev DEVICE root fq` where packets leave, unless it is set already");
         let is_loaded = self.loaded.is_some_and(|modules| modules.lines().any(|line| line.starts_with("sch_fq ")));
-        if self.default_qdisc.trim() == "fq" || is_loaded || lists_fq(self.builtin) || described == Some(true) {
-            return yes(
-                "set it with `tc qdisc replace dev DEVICE root fq` where packets leave, unless it is set already",
-            );
+        if self.default_qdisc.trim() == "fq" || is_loaded || lists_fq(self.builtin) {
+            return usable();
         }
+        if self.loadable.is_some_and(lists_fq) {
+            return yes("a module, which `tc qdisc replace dev DEVICE root fq` loads");
+        }
+        // BTF contains the private state of sch_fq only if the kernel has it built in.
+        let described = (self.btf)().map(|btf| memmem::find(&btf, b"\0fq_sched_data\0").is_some());
         match (self.loadable, self.loaded, described) {
-            (Some(modules), ..) if lists_fq(modules) => {
-                yes("a module, which `tc qdisc replace dev DEVICE root fq` loads")
-            }
+            (_, _, Some(true)) => usable(),
             (Some(_), ..) => no("neither built in nor among the modules, so the kernel keeps no departure times"),
             (None, None, Some(false)) => {
                 no("not built in, and this kernel has no modules, so it keeps no departure times")
@@ -242,7 +248,7 @@ mod tests {
         loaded: Some("veth 1 0\n"),
         builtin: "",
         loadable: None,
-        btf: None,
+        btf: || None,
     };
 
     #[test]
@@ -252,7 +258,7 @@ mod tests {
             FqEvidence { loaded: Some("veth 1 0\nsch_fq 20480 1 - Live\n"), ..NOTHING },
             FqEvidence { builtin: "kernel/net/sched/sch_fq.ko\n", ..NOTHING },
             FqEvidence { loadable: Some("kernel/net/sched/sch_fq.ko.xz: kernel/a.ko\n"), ..NOTHING },
-            FqEvidence { btf: Some(b"\0htb_sched\0fq_sched_data\0"), ..NOTHING },
+            FqEvidence { btf: || Some(b"\0htb_sched\0fq_sched_data\0".to_vec()), ..NOTHING },
         ];
         assert!(witnesses.iter().all(|evidence| evidence.judge().state == Availability::Yes));
     }
@@ -262,9 +268,9 @@ mod tests {
         let among_modules =
             FqEvidence { loadable: Some("kernel/net/sched/sch_fq_codel.ko.xz: x/sch_fq.ko\n"), ..NOTHING };
         assert_eq!(among_modules.judge().state, Availability::No);
-        let without_modules = FqEvidence { loaded: None, btf: Some(b"\0fq_codel_sched_data\0"), ..NOTHING };
+        let without_modules = FqEvidence { loaded: None, btf: || Some(b"\0fq_codel_sched_data\0".to_vec()), ..NOTHING };
         assert_eq!(without_modules.judge().state, Availability::No);
-        let in_a_container = FqEvidence { btf: Some(b"\0"), ..NOTHING };
+        let in_a_container = FqEvidence { btf: || Some(b"\0".to_vec()), ..NOTHING };
         assert_eq!(in_a_container.judge().state, Availability::Unknown);
     }
 
