@@ -19,6 +19,7 @@ use sched::{
     },
     stream::{Discipline, DisciplineClock, Service, Streams},
 };
+use slab::Slab;
 
 use super::answer::Answered;
 
@@ -144,15 +145,25 @@ fn round_trip_ns(link: &Link) -> u64 {
     (2.0 * link.delay_ms * NS_PER_MS) as u64
 }
 
+/// The bytes of a job on the link.
+#[derive(Clone, Default)]
+struct JobBytes {
+    /// The name of its stream, while it has one.
+    name: Option<u32>,
+    has_begun: bool,
+    waiting: u64,
+    arrived: u64,
+    /// When the last byte arrived.
+    done_ns: Option<u64>,
+}
+
 /// Returns when each job's last byte has arrived, or `None` if the job was discarded.
 fn carry(link: &Link, discipline: Discipline, jobs: &[Job], random: &mut Random) -> Vec<Option<u64>> {
     let packet_ns = |bytes: u64| ((bytes + HEADER_BYTES) as f64 * 8e3 / link.rate_mbit) as u64;
     let delay_ns = (link.delay_ms * NS_PER_MS) as u64;
     let mut clock = DisciplineClock::new(discipline, 0);
-    let mut streams = Streams::new();
-    // Bytes that wait for a turn, bytes that have arrived, and when the last one did.
-    let mut carried: Vec<(u64, u64, Option<u64>)> = vec![(0, 0, None); jobs.len()];
-    let mut known = vec![false; jobs.len()];
+    let (mut streams, mut names) = (Streams::new(), Slab::new());
+    let mut carried = vec![JobBytes::default(); jobs.len()];
     let mut ready: BinaryHeap<_> =
         jobs.iter().enumerate().map(|(at, job)| Reverse((job.ready_ns, at, job.bytes))).collect();
     let mut now_ns = 0;
@@ -160,45 +171,46 @@ fn carry(link: &Link, discipline: Discipline, jobs: &[Job], random: &mut Random)
         while let Some(Reverse((_, at, bytes))) = ready.peek().copied().filter(|Reverse((at_ns, ..))| *at_ns <= now_ns)
         {
             ready.pop();
-            let (Some(job), Some(known), Some((waiting, ..))) = (jobs.get(at), known.get_mut(at), carried.get_mut(at))
-            else {
-                continue;
-            };
-            if !*known {
-                streams.insert(&mut clock, at as u32, job.service);
-                *known = true;
+            let (Some(job), Some(of)) = (jobs.get(at), carried.get_mut(at)) else { continue };
+            if !std::mem::replace(&mut of.has_begun, true) {
+                let name = names.insert(at) as u32;
+                streams.insert(&mut clock, name, job.service);
+                of.name = Some(name);
             }
-            // `wake` has no effect on a discarded stream, which is unknown.
-            *waiting += bytes;
-            streams.wake(&mut clock, at as u32);
+            of.waiting += bytes;
+            // A discarded job has no stream.
+            of.name.into_iter().for_each(|name| streams.wake(&mut clock, name));
         }
+        let remove = |streams: &mut Streams, names: &mut Slab<usize>, clock: &mut DisciplineClock, name: u32| {
+            streams.remove(clock, name);
+            names.try_remove(name as usize)
+        };
         while let Some(expired) = streams.expired(&clock, now_ns) {
-            streams.remove(&mut clock, expired);
+            let of = remove(&mut streams, &mut names, &mut clock, expired).and_then(|at| carried.get_mut(at));
+            of.into_iter().for_each(|of| of.name = None);
         }
         let Some((stream, _)) = streams.turn() else {
             let Some(Reverse((next_ns, ..))) = ready.peek() else { break };
             now_ns = now_ns.max(*next_ns);
             continue;
         };
-        let (Some(job), Some((waiting, arrived, done))) = (jobs.get(stream as usize), carried.get_mut(stream as usize))
-        else {
-            break;
-        };
-        let bytes = (*waiting).min(PACKET_BYTES);
-        *waiting -= bytes;
+        let Some(&at) = names.get(stream as usize) else { break };
+        let (Some(job), Some(of)) = (jobs.get(at), carried.get_mut(at)) else { break };
+        let bytes = of.waiting.min(PACKET_BYTES);
+        of.waiting -= bytes;
         now_ns += packet_ns(bytes);
         if random.share() < link.loss {
-            ready.push(Reverse((now_ns + round_trip_ns(link), stream as usize, bytes)));
+            ready.push(Reverse((now_ns + round_trip_ns(link), at, bytes)));
         } else {
-            *arrived += bytes;
+            of.arrived += bytes;
         }
-        streams.end_turn(&mut clock, stream, bytes, *waiting > 0);
-        if *arrived == job.bytes {
-            *done = Some(now_ns + delay_ns);
-            streams.remove(&mut clock, stream);
+        streams.end_turn(&mut clock, stream, bytes, of.waiting > 0);
+        if of.arrived == job.bytes {
+            (of.done_ns, of.name) = (Some(now_ns + delay_ns), None);
+            remove(&mut streams, &mut names, &mut clock, stream);
         }
     }
-    carried.into_iter().map(|(_, _, done)| done).collect()
+    carried.into_iter().map(|of| of.done_ns).collect()
 }
 
 #[cfg(test)]
