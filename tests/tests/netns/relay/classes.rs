@@ -267,8 +267,9 @@ fn a_priority_update_moves_a_tunnel_that_is_open_behind_another() {
         let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
         let mut first = client.open(site.target(Family::V4, 9)).await.unwrap();
         let mut second = client.open(site.target(Family::V4, 9)).await.unwrap();
+        let mut third = client.open(site.target(Family::V4, 9)).await.unwrap();
         let mut ends = Vec::new();
-        for tunnel in [&mut first, &mut second] {
+        for tunnel in [&mut first, &mut second, &mut third] {
             tunnel.send(Form::Capsule, b"here").await.unwrap();
             let (_, end) = target.recv_from(&mut [0; 10]).await.unwrap();
             target.send_to(b"there", end).await.unwrap();
@@ -292,9 +293,15 @@ fn a_priority_update_moves_a_tunnel_that_is_open_behind_another() {
         for _ in 0..3 {
             client.open(site.target(Family::V4, 9)).await.unwrap().udp.finish();
         }
+        // The transport has enough to send when the payloads of the two arrive. Otherwise, it would take those that the relay happens to read
+        // first, up to 40.
+        for _ in 0..PAYLOADS {
+            target.send_to(&[0; 1000], &ends[2]).await.unwrap();
+        }
+        third.recv().await.unwrap();
         for _ in 0..PAYLOADS {
             // All at once, enough for seconds of the link. With equal priorities, the first tunnel would go first.
-            for end in &ends {
+            for end in &ends[..2] {
                 target.send_to(&[0; 1000], end).await.unwrap();
             }
         }
@@ -303,6 +310,7 @@ fn a_priority_update_moves_a_tunnel_that_is_open_behind_another() {
             tokio::select! {
                 payload = first.recv() => of_first += payload.unwrap().map_or(0, |_| 1),
                 payload = second.recv() => of_second += payload.unwrap().map_or(0, |_| 1),
+                payload = third.recv() => drop(payload.unwrap()),
             }
         }
         assert!(
