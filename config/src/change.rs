@@ -280,7 +280,7 @@ mod tests {
                 let of_path = same.iter().find(|row| covers(row, &path)).map(|row| row.keys[0]);
                 let values = probes().into_iter().chain(borders(schema)).chain(more.clone());
                 let values: Vec<_> = values.map(Some).chain([None]).collect();
-                let is_seen = |prepare: &dyn Fn(&mut Table)| {
+                let shows = |prepare: &dyn Fn(&mut Table)| {
                     let other = |value: &Option<Value>| {
                         let text = changed(&document, steps, |table| {
                             prepare(table);
@@ -292,17 +292,15 @@ mod tests {
                     let differing = values.iter().filter_map(other).flat_map(|after| rows(&before, &after));
                     differing.filter(|row| row.has_changed).any(|row| of_path == Some(row.keys[0]))
                 };
-                let words = |(neighbour, schema): (&String, &Json)| -> Vec<(String, String)> {
+                let mut neighbours = properties.iter().flat_map(|(neighbour, schema)| {
                     let words = schema["enum"].as_array().into_iter().flatten().filter_map(Json::as_str);
-                    words.map(|word| (neighbour.clone(), word.to_owned())).collect()
-                };
-                // Some values are invalid beside another key in the document, and some keys need another value of a
-                // neighbouring key.
-                let beside = |(neighbour, word): (String, String)| {
-                    is_seen(&|table| _ = table.insert(neighbour.clone(), word.clone().into()))
-                };
-                let is_seen =
-                    is_seen(&|_| {}) || is_seen(&Table::clear) || properties.iter().flat_map(words).any(beside);
+                    words.map(move |word| (neighbour, word))
+                });
+                // Some values are invalid beside another key in the document, and some keys need another value of a neighbouring key.
+                let is_seen = shows(&|_| {})
+                    || shows(&Table::clear)
+                    || neighbours
+                        .any(|(neighbour, word)| shows(&|table| _ = table.insert(neighbour.clone(), word.into())));
                 found.insert(path, is_seen);
             }
         });

@@ -162,7 +162,9 @@ fn carry(link: &Link, discipline: Discipline, jobs: &[Job], random: &mut Random)
     let packet_ns = |bytes: u64| ((bytes + HEADER_BYTES) as f64 * 8e3 / link.rate_mbit) as u64;
     let delay_ns = (link.delay_ms * NS_PER_MS) as u64;
     let mut clock = DisciplineClock::new(discipline, 0);
-    let (mut streams, mut names) = (Streams::new(), Slab::new());
+    let mut streams = Streams::new();
+    // By the names of the streams: the places of their jobs.
+    let mut named = Slab::new();
     let mut carried = vec![JobBytes::default(); jobs.len()];
     let mut ready: BinaryHeap<_> =
         jobs.iter().enumerate().map(|(at, job)| Reverse((job.ready_ns, at, job.bytes))).collect();
@@ -173,28 +175,28 @@ fn carry(link: &Link, discipline: Discipline, jobs: &[Job], random: &mut Random)
             ready.pop();
             let (Some(job), Some(of)) = (jobs.get(at), carried.get_mut(at)) else { continue };
             if !std::mem::replace(&mut of.has_begun, true) {
-                let name = names.insert(at) as u32;
+                let name = named.insert(at) as u32;
                 streams.insert(&mut clock, name, job.service);
                 of.name = Some(name);
             }
             of.waiting += bytes;
             // A discarded job has no stream.
-            of.name.into_iter().for_each(|name| streams.wake(&mut clock, name));
+            if let Some(name) = of.name {
+                streams.wake(&mut clock, name);
+            }
         }
-        let remove = |streams: &mut Streams, names: &mut Slab<usize>, clock: &mut DisciplineClock, name: u32| {
-            streams.remove(clock, name);
-            names.try_remove(name as usize)
-        };
         while let Some(expired) = streams.expired(&clock, now_ns) {
-            let of = remove(&mut streams, &mut names, &mut clock, expired).and_then(|at| carried.get_mut(at));
-            of.into_iter().for_each(|of| of.name = None);
+            streams.remove(&mut clock, expired);
+            if let Some(of) = named.try_remove(expired as usize).and_then(|at| carried.get_mut(at)) {
+                of.name = None;
+            }
         }
         let Some((stream, _)) = streams.turn() else {
             let Some(Reverse((next_ns, ..))) = ready.peek() else { break };
             now_ns = now_ns.max(*next_ns);
             continue;
         };
-        let Some(&at) = names.get(stream as usize) else { break };
+        let Some(&at) = named.get(stream as usize) else { break };
         let (Some(job), Some(of)) = (jobs.get(at), carried.get_mut(at)) else { break };
         let bytes = of.waiting.min(PACKET_BYTES);
         of.waiting -= bytes;
@@ -207,7 +209,8 @@ fn carry(link: &Link, discipline: Discipline, jobs: &[Job], random: &mut Random)
         streams.end_turn(&mut clock, stream, bytes, of.waiting > 0);
         if of.arrived == job.bytes {
             (of.done_ns, of.name) = (Some(now_ns + delay_ns), None);
-            remove(&mut streams, &mut names, &mut clock, stream);
+            streams.remove(&mut clock, stream);
+            named.try_remove(stream as usize);
         }
     }
     carried.into_iter().map(|of| of.done_ns).collect()

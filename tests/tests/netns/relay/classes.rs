@@ -293,8 +293,8 @@ fn a_priority_update_moves_a_tunnel_that_is_open_behind_another() {
         for _ in 0..3 {
             client.open(site.target(Family::V4, 9)).await.unwrap().udp.finish();
         }
-        // The transport has enough to send when the payloads of the two arrive. Otherwise, it would take those that the relay happens to
-        // read first, up to 40.
+        // A third tunnel fills the link first. On an idle link, up to 40 payloads of the first tunnel could leave before the relay reads
+        // any of the second.
         for _ in 0..PAYLOADS {
             target.send_to(&[0; 1000], &ends[2]).await.unwrap();
         }
