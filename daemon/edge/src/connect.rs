@@ -21,13 +21,10 @@ use relay_client::{OpenError, Opened, TunnelSecret, endpoint::ANSWER_TIMEOUT, er
 use role::{
     access::record::RefusedRequest,
     gate::Gate,
-    tcp::{End, TcpError, TcpPump},
+    tcp::{End, PumpSocket, TcpError, TcpPump},
     tunnel::{TunnelEnd, UdpTunnel},
 };
-use tokio::{
-    net::TcpStream,
-    time::{Instant, error::Elapsed, interval, timeout},
-};
+use tokio::time::{Instant, error::Elapsed, interval, timeout};
 use tracing::{debug, info, warn};
 use uplink::{CONNECTIONS, Link, LinkId, NoDatagrams, OpenTunnel, Uplink};
 
@@ -68,6 +65,14 @@ pub struct OpenedTcp {
     request: Request,
     link: Link,
     class: Arc<Class>,
+}
+
+impl OpenedTcp {
+    /// Returns the name of its place on a connection.
+    #[must_use]
+    pub fn place(&self) -> LinkId {
+        self.link.id()
+    }
 }
 
 /// A UDP tunnel that the relay has opened.
@@ -251,18 +256,42 @@ impl RelayAccess {
                     () = link.line().silenced() => continue,
                 };
                 match request {
-                    Ok(request) => {
-                        let terms = Terms { since: Since::Burst, ..class.terms(None) };
-                        request.set_terms(&terms);
-                        self.counters.tunnels_opened.inc();
-                        return Ok(OpenedTcp { request, link, class });
-                    }
+                    Ok(request) => return Ok(self.opened(request, link, class)),
                     Err(error) => tries.again(self, &link, error)?,
                 }
             }
         };
         let opened = timeout(ANSWER_TIMEOUT, opening).await;
         self.settle(opened, &tries, client, (Protocol::Tcp, target))
+    }
+
+    /// Asks the relay once to connect a client to a target, over the path with this index. Returns `None` if that fails: the caller has
+    /// other connections to the target, so the failure is neither counted nor recorded.
+    pub async fn open_on(&self, path: usize, target: &Target) -> Option<OpenedTcp> {
+        let (class, link) = (self.membership.get(), self.uplink.link_on(path)?);
+        let signal = self.signal(&class);
+        let opening = timeout(ANSWER_TIMEOUT, link.relay.open_tcp(target, signal.as_ref()));
+        let opened = tokio::select! {
+            opened = opening => opened.ok()?,
+            () = link.line().silenced() => return None,
+        };
+        match opened {
+            Ok(request) => Some(self.opened(request, link, class)),
+            Err(error) => {
+                if error.is_limit() {
+                    self.counters.limit_refusals.inc();
+                    self.uplink.limit(&link);
+                }
+                None
+            }
+        }
+    }
+
+    /// Counts a request that the relay has accepted, and gives it the terms of its class.
+    fn opened(&self, request: Request, link: Link, class: Arc<Class>) -> OpenedTcp {
+        request.set_terms(&Terms { since: Since::Burst, ..class.terms(None) });
+        self.counters.tunnels_opened.inc();
+        OpenedTcp { request, link, class }
     }
 
     /// Like [`RelayAccess::open`], for a UDP tunnel in the form that `mode` says. A later tunnel with the same `secret` may continue it, which
@@ -383,15 +412,13 @@ impl RelayAccess {
 
     /// Carries a connection of `client` to `target` until it ends: first the bytes already `read`, then the next `wanted` bytes, and
     /// everything that the target sends back. Returns `None` if an operator ended it.
-    pub async fn carry(
+    pub async fn carry<S: PumpSocket>(
         &self,
         opened: OpenedTcp,
-        application: TcpStream,
+        application: S,
         (client, target): (&LocalClient, &Target),
         (read, wanted): (&[u8], u64),
     ) -> Option<End> {
-        // The peer waits for the bytes; waiting to fill segments would only add delay.
-        _ = application.set_nodelay(true);
         let OpenedTcp { request, link, class } = opened;
         let (http, stream_id) = (link.relay.http().clone(), request.stream_id);
         let follow = |class: &Arc<Class>| {
@@ -405,7 +432,7 @@ impl RelayAccess {
         if !Arc::ptr_eq(&class, &now) {
             follow(&now);
         }
-        let on_class = |_: &TcpStream, _: &Class, class: &Arc<Class>| follow(class);
+        let on_class = |_: &S, _: &Class, class: &Arc<Class>| follow(class);
         let target = (Protocol::Tcp, target);
         let entry = self.entrance.enter(client, target, (&link, stream_id), (&self.membership, None));
         // An edge has no users; they belong to the relay.

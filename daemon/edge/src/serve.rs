@@ -377,7 +377,7 @@ impl GatewayAccess for ToGateways {
         let Some(head) = answer else { return self.failed(place) };
         let length = head.field("content-length").and_then(|value| std::str::from_utf8(value).ok()?.parse().ok());
         if let Some(length) = length {
-            asked.link.ends_after(length);
+            asked.link.id().ends_after(length);
         }
         let said = (head.status, serving::load_permille(head));
         if let Some(gateway) = self.health.lock().get_mut(place) {

@@ -59,6 +59,8 @@ impl Connections {
             let (access, target) = (self.access.clone(), self.target.clone());
             let client = LocalClient::from(from);
             self.door.spawn(async move {
+                // The target waits for the bytes; waiting to fill segments would only add delay.
+                _ = stream.set_nodelay(true);
                 match access.open(&client, &target).await {
                     Ok(opened) => _ = access.carry(opened, stream, (&client, &target), (&[], u64::MAX)).await,
                     Err(error) => {

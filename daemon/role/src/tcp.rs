@@ -26,7 +26,7 @@ use quic::{
 };
 use socket2::SockRef;
 use tokio::{
-    io::{AsyncRead as _, AsyncWrite as _, ReadBuf},
+    io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf},
     net::TcpStream,
     time::{Instant, timeout_at},
 };
@@ -91,10 +91,41 @@ impl End {
     }
 }
 
+/// The end of a tunnel that is not a request: the connection of an application or a target, or a pipe to other code.
+pub trait PumpSocket: AsyncRead + AsyncWrite + Unpin {
+    /// Polls for bytes to read, or their end. May be ready without any.
+    ///
+    /// # Errors
+    /// The socket has failed.
+    fn poll_read_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
+
+    /// Sets whether dropping it tells the other side that bytes are missing.
+    fn set_cuts(&self, cuts: bool);
+}
+
+impl PumpSocket for TcpStream {
+    fn poll_read_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        TcpStream::poll_read_ready(self, cx)
+    }
+
+    fn set_cuts(&self, cuts: bool) {
+        _ = SockRef::from(self).set_linger(cuts.then_some(Duration::ZERO));
+    }
+}
+
+/// The other side of a pipe sees the end of the bytes in either case, and learns from [`TcpPump::run`]'s result whether some are missing.
+impl PumpSocket for DuplexStream {
+    fn poll_read_ready(&self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn set_cuts(&self, _: bool) {}
+}
+
 /// A TCP tunnel and its socket.
-pub struct TcpPump {
+pub struct TcpPump<S = TcpStream> {
     request: Request,
-    socket: TcpStream,
+    socket: S,
     role: PolicyRole,
     gate: Gate,
     /// Bytes read from the request and not yet written to the socket.
@@ -158,24 +189,24 @@ enum Step {
     Waits,
 }
 
-impl TcpPump {
+impl<S: PumpSocket> TcpPump<S> {
     /// Joins an accepted request to the connection to its target, through the gate of its class; moved bytes are counted
     /// in `traffic`. `http` is the connection of the request.
     #[must_use]
-    pub fn new(request: Request, http: &Client, target: TcpStream, gate: Gate, traffic: Arc<Traffic>) -> Self {
+    pub fn new(request: Request, http: &Client, target: S, gate: Gate, traffic: Arc<Traffic>) -> Self {
         Self::join(request, http, target, PolicyRole::Relay, (gate, traffic))
     }
 
     /// Joins the connection of an application to a request that a relay has accepted, as [`TcpPump::new`] does.
     #[must_use]
-    pub fn at_edge(request: Request, http: &Client, application: TcpStream, gate: Gate, traffic: Arc<Traffic>) -> Self {
+    pub fn at_edge(request: Request, http: &Client, application: S, gate: Gate, traffic: Arc<Traffic>) -> Self {
         Self::join(request, http, application, PolicyRole::Edge, (gate, traffic))
     }
 
     fn join(
         mut request: Request,
         http: &Client,
-        socket: TcpStream,
+        socket: S,
         role: PolicyRole,
         (gate, traffic): (Gate, Arc<Traffic>),
     ) -> Self {
@@ -213,16 +244,16 @@ impl TcpPump {
     /// until the other end has acknowledged everything, because a connection that is closed before that cuts the tail,
     /// and then resets the stream. A tunnel whose socket has stopped taking bytes ends when the connection has no room
     /// for so many of them.
-    pub async fn run(mut self, idle: Duration, mut on_class: impl FnMut(&TcpStream, &Class, &Arc<Class>)) -> End {
+    pub async fn run(mut self, idle: Duration, mut on_class: impl FnMut(&S, &Class, &Arc<Class>)) -> End {
         let (mut moved, mut quiet_since) = (self.traffic.bytes(), Instant::now());
         // An early end of any kind is a reset (RFC 9114 §4.4), so that neither peer takes a part for the whole.
-        _ = SockRef::from(&self.socket).set_linger(Some(Duration::ZERO));
+        self.socket.set_cuts(true);
         let end = loop {
             let idle_due = quiet_since + idle;
             let due = self.reader.due().map_or(idle_due, |due| due.min(idle_due));
             match timeout_at(due, poll_fn(|cx| self.poll(cx, &mut on_class))).await {
                 Ok(Ok(Step::Ended)) => {
-                    _ = SockRef::from(&self.socket).set_linger(None);
+                    self.socket.set_cuts(false);
                     let Self { request, socket, .. } = self;
                     drop(socket);
                     request.send.finish_within(idle).await;
@@ -253,7 +284,7 @@ impl TcpPump {
     fn poll(
         &mut self,
         cx: &mut Context<'_>,
-        on_class: &mut impl FnMut(&TcpStream, &Class, &Arc<Class>),
+        on_class: &mut impl FnMut(&S, &Class, &Arc<Class>),
     ) -> Poll<Result<Step, TcpError>> {
         if let Some((before, class)) = self.gate.follow() {
             on_class(&self.socket, &before, class);

@@ -264,7 +264,9 @@ impl Uplink {
         self.paths.get(line.path_place)?.relays.get(line.place)
     }
 
-    fn has_several_paths(&self) -> bool {
+    /// Whether tunnels and requests may take different paths.
+    #[must_use]
+    pub fn has_several_paths(&self) -> bool {
         self.paths.len() > 1
     }
 

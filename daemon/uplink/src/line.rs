@@ -318,6 +318,12 @@ impl Line {
         }
     }
 
+    /// Returns the index of its path.
+    #[must_use]
+    pub fn path_place(&self) -> usize {
+        self.path_place
+    }
+
     /// Whether its tunnels are to move to another connection.
     #[must_use]
     pub fn is_left(&self) -> bool {

@@ -19,6 +19,8 @@ use crate::{
     path::{PathDemand, PathView},
 };
 
+mod divided;
+
 /// How long a relay may take to answer the request for a tunnel on a better path. The tunnel works meanwhile, and is asked again later.
 const RETURN: Duration = Duration::from_secs(2);
 

@@ -61,6 +61,13 @@ impl LinkId {
         self.line.carried.lock().get(&self.number).map(|carried| carried.load.at(carried.moved()))
     }
 
+    /// Notes that the traffic of its tunnel will end after this many more bytes, as the head of an answer says.
+    pub fn ends_after(&self, rest: u64) {
+        if let Some(carried) = self.line.carried.lock().get_mut(&self.number) {
+            carried.load.end_after(carried.moved(), rest);
+        }
+    }
+
     /// Names a place that no tunnel has.
     #[cfg(test)]
     pub(crate) fn unused(line: &Arc<Line>) -> Self {
@@ -146,13 +153,6 @@ impl Link {
         let load = self.before.unwrap_or_else(|| TunnelLoad::new(self.line.sizes.expected(&class)));
         let before = load.moved();
         self.line.carried.lock().insert(self.number, Carried { traffic, class, share, load, before });
-    }
-
-    /// Notes that its traffic will end after this many more bytes, as the head of an answer says.
-    pub fn ends_after(&self, rest: u64) {
-        if let Some(carried) = self.line.carried.lock().get_mut(&self.number) {
-            carried.load.end_after(carried.moved(), rest);
-        }
     }
 
     /// Excludes its traffic from the sizes of its class.

@@ -1,0 +1,68 @@
+//! Which paths an answer gains from if it is fetched in ranges (RFC 9110 §14).
+
+use std::sync::Arc;
+
+use quic::class::Class;
+use sched::path::{CandidatePath, split::split};
+use tokio::time::Instant;
+
+use crate::{
+    Uplink,
+    line::{Line, Link, LinkId},
+    path::PathDemand,
+};
+
+impl Uplink {
+    /// Returns the other paths that would carry a part of the last `rest` bytes of an answer if all parts ended at the same time. The
+    /// request is of this class and in the place `present`. Paths whose `cost` exceeds that time carry nothing.
+    #[must_use]
+    pub fn paths_beside(&self, class: &Class, present: &LinkId, rest: u64) -> Vec<usize> {
+        let (present, own) = (present.line(), present.load().map(|load| load.left()));
+        let state = self.state.borrow();
+        let (chosen, lines) = (state.chosen(), state.with_room(Instant::now(), None));
+        // Nothing goes beside the path or the relay that an operator has chosen, as with any placement.
+        let lowest = chosen.rank(present, None);
+        if lines.iter().any(|line| chosen.rank(line, None) < lowest) {
+            return Vec::new();
+        }
+        let mut places = vec![present.path_place];
+        for line in lines {
+            if chosen.rank(line, None) <= lowest && !places.contains(&line.path_place) {
+                places.push(line.path_place);
+            }
+        }
+        let views = self.views.lock();
+        places.retain(|place| views.get(*place).is_some_and(|view| view.is_known()));
+        let mut paths: Vec<_> =
+            places.iter().filter_map(|place| views.get(*place)).map(|view| view.path.clone()).collect();
+        drop(views);
+        if places.first() != Some(&present.path_place) {
+            return Vec::new();
+        }
+        if let (Some(path), Some(own)) = (paths.first_mut(), own) {
+            without(path, own);
+        }
+        let mut ask = PathDemand::of(class, &self.sizes);
+        ask.request.bytes = rest;
+        let (request, paths) = ask.as_served(paths, self.discipline());
+        let used = split(&request, &paths).into_iter().filter(|range| range.path > 0);
+        used.filter_map(|range| places.get(range.path).copied()).collect()
+    }
+
+    /// Returns a place on the path with this index, if a connection there takes tunnels and has room now.
+    #[must_use]
+    pub fn link_on(&self, path: usize) -> Option<Link> {
+        let state = self.state.borrow();
+        let lines = state.with_room(Instant::now(), None);
+        lines.into_iter().filter(|line: &&Arc<Line>| line.path_place == path).find_map(Line::link)
+    }
+}
+
+/// Removes the request itself, which still has to carry `own` bytes, from what is on its path: the entry closest to it, since the list is
+/// up to one look old.
+fn without(path: &mut CandidatePath, own: u64) {
+    let closest = path.placed.iter().enumerate().min_by_key(|(_, placed)| placed.bytes.abs_diff(own)).map(|(at, _)| at);
+    if let Some(at) = closest {
+        path.placed.swap_remove(at);
+    }
+}
