@@ -211,8 +211,9 @@ fn proxy(proxy: &Proxy) -> String {
     let protocols: Vec<_> = proxy.protocols.iter().map(|protocol| protocol.as_str()).collect();
     let who =
         proxy.users_file.as_ref().map_or("open to all clients".into(), |file| format!("users in {}", file.display()));
+    let split = proxy.split_bytes.map_or_else(String::new, |bytes| format!(", in ranges from {bytes} bytes"));
     format!(
-        "proxy {} ({}) through {}, {who}, up to {} connections at once, {} a client, {} UDP tunnels in mode {}{}, {}, \
+        "proxy {} ({}{split}) through {}, {who}, up to {} connections at once, {} a client, {} UDP tunnels in mode {}{}, {}, \
          silent for {:?} at most, {:?} with UDP",
         proxy.listen,
         protocols.join(", "),

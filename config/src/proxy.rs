@@ -1,6 +1,6 @@
 //! The edge role: local proxies, whose clients choose the targets.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{net::SocketAddr, ops::RangeInclusive, path::PathBuf, time::Duration};
 
 use crate::{
     error::Problem,
@@ -34,6 +34,8 @@ pub struct Proxy {
     pub max_connections_per_client: u32,
     /// How many UDP tunnels all clients may have open together.
     pub max_udp_tunnels: u32,
+    /// The length in bytes from which answers to requests for `http` URIs are fetched in ranges over several paths; `None` for never.
+    pub split_bytes: Option<u64>,
 }
 
 words! {
@@ -45,6 +47,9 @@ words! {
         Http = "http",
     }
 }
+
+/// The values of `split_bytes`. Shorter answers end about when the first range of another path would begin.
+const SPLIT_BYTES: RangeInclusive<u64> = 1 << 20..=1 << 40;
 
 /// Walks through a proxy; its class and schedule must be among `names`.
 pub(crate) fn walk(section: &mut Section<'_>, of: Option<&Proxy>, names: Nameable<'_>) -> Option<Proxy> {
@@ -69,6 +74,7 @@ pub(crate) fn walk(section: &mut Section<'_>, of: Option<&Proxy>, names: Nameabl
     let per_client = of.map_or(256, |of| of.max_connections_per_client);
     let max_connections_per_client = section.number("max_connections_per_client", 1..=65_536, per_client);
     let max_udp_tunnels = section.number("max_udp_tunnels", 0..=65_536, of.map_or(256, |of| of.max_udp_tunnels));
+    let split_bytes = section.optional_number("split_bytes", SPLIT_BYTES, of.and_then(|of| of.split_bytes));
     Some(Proxy {
         listen: listen?,
         protocols,
@@ -81,6 +87,7 @@ pub(crate) fn walk(section: &mut Section<'_>, of: Option<&Proxy>, names: Nameabl
         max_connections,
         max_connections_per_client,
         max_udp_tunnels,
+        split_bytes,
     })
 }
 

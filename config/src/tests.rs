@@ -325,7 +325,7 @@ fn the_explanation_names_what_is_served_to_whom_and_every_warning() {
         "forward 127.0.0.1:5353 (UDP) to dns.example:53 through relay.example:443 via first, mode auto, class",
         "hop first by first.example:443 via entry, trusts the authorities in /etc/paced/relay-ca.pem, shows a token",
         "forward 127.0.0.1:8080 (TCP) to web.example:80 through relay.example:443, up to 512 connections at once",
-        "proxy 127.0.0.1:1080 (socks5, http) through relay.example:443 via first, users in /etc/paced/proxy.users, up to 512",
+        "proxy 127.0.0.1:1080 (socks5, http, in ranges from 8388608 bytes) through relay.example:443 via first, users in /etc/paced/proxy.users, up to 512",
         "  key of chat-frontend, for rules, until 2027-01-31T00:00:00Z (20849 days left)\n",
         "policy: the high level by deadline, then the low one each in turn; packets committed ahead: adapted",
         "class default: level low, priority 159 (by signal 0 to 159), weight 1, drops the oldest when full\n",

@@ -278,10 +278,8 @@ impl RelayAccess {
         match opened {
             Ok(request) => Some(self.opened(request, link, class)),
             Err(error) => {
-                if error.is_limit() {
-                    self.counters.limit_refusals.inc();
-                    self.uplink.limit(&link);
-                }
+                // The connection does not count as full: other tunnels may need its places more.
+                self.counters.limit_refusals.inc_by(error.is_limit().into());
                 None
             }
         }

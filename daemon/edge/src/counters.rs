@@ -31,6 +31,8 @@ pub struct EdgeMetrics {
     bytes_down: Family<Labels<2>, Counter>,
     dropped_waiting: Family<Labels<2>, Counter>,
     dropped_down: Family<Labels<2>, Counter>,
+    answers_divided: Family<Labels<2>, Counter>,
+    ranges_failed: Family<Labels<2>, Counter>,
     /// QUIC packets of more than 1,200 bytes for relays behind hops, dropped while capsules stood in for datagrams.
     pub hop_withheld: Counter,
     /// What happened to datagrams inside the connections to relays.
@@ -68,6 +70,10 @@ pub struct LocalAddressCounters {
     pub dropped_waiting: Counter,
     /// Payloads dropped because the local socket did not take them.
     pub dropped_down: Counter,
+    /// Answers that were fetched in ranges over several paths.
+    pub answers_divided: Counter,
+    /// Ranges that did not arrive completely, so that their rest was requested again.
+    pub ranges_failed: Counter,
     labels: Labels<2>,
     refusals: Family<Labels<3>, Counter>,
     limit_hits: Family<Labels<3>, Counter>,
@@ -91,6 +97,8 @@ impl EdgeMetrics {
             ("edge_bytes_down", "Bytes handed to local applications", &self.bytes_down),
             ("edge_dropped_waiting", "UDP payloads dropped while a tunnel was being opened", &self.dropped_waiting),
             ("edge_dropped_down", "UDP payloads that the local socket did not take", &self.dropped_down),
+            ("edge_answers_divided", "Answers fetched in ranges over several paths", &self.answers_divided),
+            ("edge_ranges_failed", "Ranges whose rest had to be requested again", &self.ranges_failed),
         ] {
             registry.register(name, help, family.clone());
         }
@@ -141,6 +149,8 @@ impl EdgeMetrics {
             bytes_down: of(&self.bytes_down),
             dropped_waiting: of(&self.dropped_waiting),
             dropped_down: of(&self.dropped_down),
+            answers_divided: of(&self.answers_divided),
+            ranges_failed: of(&self.ranges_failed),
             refusals: self.refusals.clone(),
             limit_hits: self.limit_hits.clone(),
             ignored: self.ignored.clone(),

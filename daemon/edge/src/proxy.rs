@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`socks`], [`http`] | the bytes of the two protocols |
 //! | [`session`] | one client's connection, from its first byte on |
+//! | [`ranges`] | answers that may be fetched in ranges, over several paths |
 //! | [`association`] | UDP by SOCKS: a local socket, and a tunnel for each target |
 //! | [`users`] | the users that may use it |
 //!
@@ -30,6 +31,7 @@ use super::{connect::RelayAccess, roster::LocalEntrance};
 
 pub mod association;
 pub mod http;
+pub mod ranges;
 pub mod session;
 pub mod socks;
 pub mod users;
@@ -58,6 +60,10 @@ pub struct Shared {
     backoff: (Duration, Duration),
     /// A permit for each UDP tunnel that may be open at once.
     tunnels: Arc<Semaphore>,
+    /// The length from which answers are fetched in ranges, in bytes; `None` for never.
+    split_bytes: Option<u64>,
+    /// A permit for each answer that may be fetched in ranges at once.
+    divided: Semaphore,
 }
 
 impl Entrance {
@@ -84,6 +90,8 @@ impl Entrance {
             udp_idle: proxy.udp_idle,
             backoff: proxy.uplink.backoff,
             tunnels: Arc::new(Semaphore::new(proxy.max_udp_tunnels as usize)),
+            split_bytes: proxy.split_bytes,
+            divided: Semaphore::new(ranges::MOST_DIVIDED),
         };
         Ok(Self {
             door,

@@ -10,6 +10,7 @@ mod classes;
 mod connections;
 mod continued;
 mod credentials;
+mod downloads;
 mod echo;
 mod edge_log;
 mod entrance;

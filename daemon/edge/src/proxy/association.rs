@@ -272,6 +272,8 @@ mod tests {
             udp_idle: idle,
             backoff: (idle, idle),
             tunnels: Arc::new(Semaphore::new(2 * TARGETS)),
+            split_bytes: None,
+            divided: Semaphore::new(0),
         });
         let socket = Arc::new(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap());
         let (flows, tasks) = (HashMap::new(), JoinSet::new());

@@ -14,15 +14,19 @@ use masque::{
 
 use super::super::connect::NoConnection;
 
-/// The maximum length of a request's head, in bytes.
+/// The maximum length of the head of a request or an answer, in bytes.
 pub const HEAD_BYTES: usize = 16 * 1024;
 
-/// The maximum number of fields in a request.
-const FIELDS: usize = 100;
+/// The maximum number of fields in a request or an answer.
+pub const FIELDS: usize = 100;
 
 /// Fields that are for this proxy, or for its connection with the client (RFC 9110 §7.6.1).
 const OWN_FIELDS: [&str; 7] =
     ["connection", "proxy-connection", "keep-alive", "proxy-authorization", "te", "upgrade", "host"];
+
+/// Fields by which a client asks for a part of an answer, or for nothing if it has the answer already (RFC 9110 §13.1, §14.2).
+const CONDITIONS: [&str; 6] =
+    ["range", "if-range", "if-match", "if-none-match", "if-modified-since", "if-unmodified-since"];
 
 /// A request as it was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,6 +50,8 @@ pub enum ProxyOperation {
         head: Vec<u8>,
         /// How many bytes of content follow it.
         content_bytes: u64,
+        /// Whether the answer may be fetched in ranges (RFC 9110 §14): the client asks for all of it, whatever it already has.
+        is_divisible: bool,
     },
 }
 
@@ -223,6 +229,9 @@ fn forward(
         path if path.starts_with('/') => "",
         _ => "/",
     };
+    let is_conditional =
+        |field: &httparse::Header<'_>| CONDITIONS.iter().any(|name| field.name.eq_ignore_ascii_case(name));
+    let is_divisible = method == "GET" && minor == 1 && content_bytes == 0 && !fields.iter().any(is_conditional);
     let mut head = format!("{method} {start}{path} HTTP/1.{minor}\r\nHost: {authority}\r\n").into_bytes();
     let named: Vec<String> = values(fields, "connection").flat_map(tokens).collect();
     for field in fields {
@@ -238,7 +247,7 @@ fn forward(
         head.extend(b"\r\n");
     }
     head.extend(format!("Via: 1.{minor} paced\r\nConnection: close\r\n\r\n").as_bytes());
-    Ok(ProxyOperation::Forward { target, head, content_bytes })
+    Ok(ProxyOperation::Forward { target, head, content_bytes, is_divisible })
 }
 
 /// Returns the values of a field.
@@ -314,7 +323,7 @@ mod tests {
             "POST http://Example.org/a?b HTTP/1.1\r\nHost: other\r\nProxy-Connection: keep-alive\r\nX-Own: 1\r\nAccept: */*\r\n\
              Connection: x-own, close, content-length\r\nProxy-Authorization: Basic x\r\nContent-Length: 3\r\n\r\n",
         );
-        let Ok(ProxyOperation::Forward { target, head, content_bytes }) = asked.ask else { panic!("{asked:?}") };
+        let Ok(ProxyOperation::Forward { target, head, content_bytes, .. }) = asked.ask else { panic!("{asked:?}") };
         assert_eq!((target.to_string().as_str(), content_bytes, asked.credentials), ("example.org:80", 3, None));
         let expected = "POST /a?b HTTP/1.1\r\nHost: Example.org\r\nAccept: */*\r\nContent-Length: 3\r\nVia: 1.1 paced\r\n\
                         Connection: close\r\n\r\n";
@@ -342,6 +351,23 @@ mod tests {
             let asked = read(&format!("{line}\r\n\r\n"));
             let Ok(ProxyOperation::Forward { head, .. }) = asked.ask else { panic!("{asked:?}") };
             assert_eq!(String::from_utf8(head).unwrap(), format!("{expected}Connection: close\r\n\r\n"));
+        }
+    }
+
+    #[test]
+    fn only_a_request_for_a_whole_answer_may_be_divided() {
+        for (text, expected) in [
+            ("GET http://a.example/ HTTP/1.1\r\n\r\n", true),
+            ("GET http://a.example/ HTTP/1.1\r\nContent-Length: 0\r\n\r\n", true),
+            ("GET http://a.example/ HTTP/1.0\r\n\r\n", false),
+            ("HEAD http://a.example/ HTTP/1.1\r\n\r\n", false),
+            ("POST http://a.example/ HTTP/1.1\r\n\r\n", false),
+            ("GET http://a.example/ HTTP/1.1\r\nContent-Length: 1\r\n\r\n", false),
+            ("GET http://a.example/ HTTP/1.1\r\nrange: bytes=5-\r\n\r\n", false),
+            ("GET http://a.example/ HTTP/1.1\r\nIf-None-Match: \"a\"\r\n\r\n", false),
+        ] {
+            let Ok(ProxyOperation::Forward { is_divisible, .. }) = read(text).ask else { panic!("{text}") };
+            assert_eq!(is_divisible, expected, "{text}");
         }
     }
 

@@ -17,6 +17,7 @@ use super::{
     super::{connect::NoConnection, roster::LocalClient},
     Shared, association,
     http::{self, ProxyOperation, ProxyResponse},
+    ranges,
     socks::{self, Address, Command, Method, Reply},
 };
 
@@ -50,8 +51,8 @@ enum Told {
     Socks,
     /// From a response to CONNECT.
     Connect,
-    /// From the target's response, or from a response of the proxy if there is none.
-    Response,
+    /// From the target's response, or from a response of the proxy if there is none. The proxy may fetch the target's in ranges.
+    Response { is_divisible: bool },
 }
 
 /// Why a client is refused.
@@ -209,7 +210,7 @@ async fn listen_http(shared: &Shared, client: &mut Client) -> Result<Wish, Denie
             let first = client.read.split().to_vec();
             Ok(Wish::Carry { target, told: Told::Connect, first, wanted: u64::MAX })
         }
-        ProxyOperation::Forward { target, head, content_bytes } => {
+        ProxyOperation::Forward { target, head, content_bytes, is_divisible } => {
             let here = usize::try_from(content_bytes).unwrap_or(usize::MAX).min(client.read.len());
             // After a reset, the client sends its requests again, one by one (RFC 9112 §9.3.2).
             if is_another_request(&client.read[here..]) {
@@ -217,14 +218,15 @@ async fn listen_http(shared: &Shared, client: &mut Client) -> Result<Wish, Denie
             }
             let first = [&head[..], &client.read[..here]].concat();
             client.read.clear();
-            Ok(Wish::Carry { target, told: Told::Response, first, wanted: content_bytes - here as u64 })
+            let told = Told::Response { is_divisible };
+            Ok(Wish::Carry { target, told, first, wanted: content_bytes - here as u64 })
         }
     }
 }
 
 /// Connects a client to its target, and carries the bytes of both.
 async fn carry(
-    shared: &Shared,
+    shared: &Arc<Shared>,
     mut client: Client,
     known: &LocalClient,
     target: &Target,
@@ -238,7 +240,7 @@ async fn carry(
             debug!(%from, %target, "no connection: {error}");
             let answer = match told {
                 Told::Socks => socks::reply(reply_of(&error), None),
-                Told::Connect | Told::Response => ProxyResponse::unreachable(&error).to_bytes(),
+                Told::Connect | Told::Response { .. } => ProxyResponse::unreachable(&error).to_bytes(),
             };
             return Err((client.stream, Denied::Told(RELAY, answer)));
         }
@@ -247,8 +249,12 @@ async fn carry(
     let established = match told {
         Told::Socks => socks::reply(Reply::Succeeded, None),
         Told::Connect => http::ESTABLISHED.to_vec(),
-        Told::Response => Vec::new(),
+        Told::Response { .. } => Vec::new(),
     };
+    if matches!(told, Told::Response { is_divisible: true }) && shared.access.uplink.has_several_paths() {
+        ranges::serve(shared, opened, client.stream, (known, target), &first).await;
+        return Ok(());
+    }
     if let Err(error) = client.stream.write_all(&established).await {
         return Err((client.stream, error.into()));
     }

@@ -1,0 +1,200 @@
+//! Answers to requests for `http` URIs that may be fetched in ranges (RFC 9110 §14), so that one download uses several paths.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`answer`] | the heads of answers: whether ranges are possible, and whether an answer is the range that was requested |
+//! | [`plan`] | which fetcher asks for which bytes, and the order of the bytes for the client |
+//! | [`origin`] | a connection to the server, through a tunnel |
+//! | [`fetch`] | the fetchers: two for each path |
+//!
+//! The request goes to the server unchanged. If the answer is long, and says that ranges of it can be had, further requests follow over the
+//! other paths. The client receives the head of the first answer, and the bytes in their order.
+
+use std::sync::Arc;
+
+use masque::target::Target;
+use role::{door::reset, tcp::is_another_request};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{
+        TcpStream,
+        tcp::{ReadHalf, WriteHalf},
+    },
+    sync::Notify,
+    task::JoinSet,
+    time::timeout,
+};
+use tracing::debug;
+
+use self::{
+    answer::{AnswerHead, Whole},
+    fetch::{Begun, Work},
+    origin::{OriginConnection, Tunnels},
+};
+use super::Shared;
+use crate::{connect::OpenedTcp, roster::LocalClient};
+
+mod answer;
+mod fetch;
+mod origin;
+mod plan;
+
+/// How many answers the clients of a proxy may receive in ranges at once. Further ones take one path.
+pub const MOST_DIVIDED: usize = 8;
+
+/// The largest number of paths for one answer. Each has two connections to the server, and browsers have six.
+const PATHS: usize = 3;
+
+/// Serves a client whose request `asked` is sent to the server through an open tunnel.
+pub(super) async fn serve(
+    shared: &Arc<Shared>,
+    opened: OpenedTcp,
+    mut stream: TcpStream,
+    (known, target): (&LocalClient, &Target),
+    asked: &[u8],
+) {
+    let tunnels = Arc::new(Tunnels::new(shared, known, target));
+    let (mut read, mut write) = stream.split();
+    let ended = Notify::new();
+    let is_whole = tokio::select! {
+        carried = carry(shared, &tunnels, opened, (&mut write, &ended), asked) => carried.is_some(),
+        () = broken(&mut read, &ended) => false,
+    };
+    if is_whole {
+        _ = write.shutdown().await;
+    } else {
+        reset(&stream);
+    }
+    tunnels.close().await;
+}
+
+/// Completes when the client breaks its connection, or sends another request, which would get no answer. Notifies `ended` when the client
+/// will send no more; it may still receive.
+async fn broken(read: &mut ReadHalf<'_>, ended: &Notify) {
+    let mut buffer = [0; 512];
+    loop {
+        match read.read(&mut buffer).await {
+            Ok(0) => {
+                ended.notify_one();
+                std::future::pending().await
+            }
+            Ok(len) if !is_another_request(&buffer[..len]) => {}
+            Ok(_) | Err(_) => return,
+        }
+    }
+}
+
+/// Carries the answer to the client, whose bytes have `ended` if it is notified. Returns `None` if bytes are missing.
+async fn carry(
+    shared: &Shared,
+    tunnels: &Arc<Tunnels>,
+    opened: OpenedTcp,
+    (write, ended): (&mut WriteHalf<'_>, &Notify),
+    asked: &[u8],
+) -> Option<()> {
+    let mut first = tunnels.connection(opened, asked);
+    let head = tokio::select! {
+        head = first.head() => head,
+        () = ended.notified() => {
+            first.end().await;
+            first.head().await
+        }
+    };
+    // What is no answer of HTTP/1.1 goes to the client as it is.
+    let head = head.ok().flatten();
+    let mut rest = None;
+    if let Some((head, len)) = head {
+        rest = head.content_bytes.map(|bytes| bytes.saturating_add(len as u64));
+        if let Some(rest) = rest {
+            first.place.ends_after(rest.saturating_sub(first.available() as u64));
+        }
+        if let Some((whole, paths)) = divisible(shared, &first, &head)
+            && let Ok(_place) = shared.divided.try_acquire()
+        {
+            write.write_all(&first.take(len as u64)).await.ok()?;
+            return divide(shared, tunnels, first, write, (asked, whole, &paths)).await;
+        }
+    }
+    // The server may keep its connection open after an answer whose length it has told.
+    while rest != Some(0) {
+        let mut bytes = first.take(rest.unwrap_or(u64::MAX));
+        if bytes.is_empty() {
+            let has_more = tokio::select! {
+                has_more = first.fill() => has_more,
+                () = ended.notified() => {
+                    first.end().await;
+                    continue;
+                }
+            };
+            if !has_more {
+                return first.has_finished().await.then_some(());
+            }
+        }
+        rest = rest.map(|rest| rest - bytes.len() as u64);
+        write.write_all_buf(&mut bytes).await.ok()?;
+    }
+    Some(())
+}
+
+/// Returns what identifies the answer, and the paths beside the one of its connection, if it is worth fetching over these too.
+fn divisible(shared: &Shared, first: &OriginConnection, head: &AnswerHead) -> Option<(Whole, Vec<usize>)> {
+    let (access, least) = (&shared.access, shared.split_bytes?);
+    let whole = head.whole().filter(|whole| whole.bytes >= least)?;
+    let mut paths = access.uplink.paths_beside(&access.membership.get(), &first.place, whole.bytes);
+    paths.truncate(PATHS - 1);
+    (!paths.is_empty()).then_some((whole, paths))
+}
+
+/// Fetches an answer over the path of `first` and the others, and writes it to the client. Returns `None` if bytes are missing.
+async fn divide(
+    shared: &Shared,
+    tunnels: &Arc<Tunnels>,
+    first: OriginConnection,
+    write: &mut WriteHalf<'_>,
+    (asked, whole, others): (&[u8], Whole, &[usize]),
+) -> Option<()> {
+    let counters = &shared.access.counters;
+    let path = first.place.line().path_place();
+    let work = Work::new(tunnels.clone(), asked, whole, counters.ranges_failed.clone());
+    let mut fetchers: JoinSet<Option<(usize, Begun)>> = JoinSet::new();
+    let fetch = |fetchers: &mut JoinSet<_>, id, path, begun| {
+        let work = work.clone();
+        fetchers.spawn(async move {
+            work.fetch(id, path, begun).await;
+            None
+        });
+    };
+    let fetching = work.clone();
+    fetchers.spawn(async move {
+        fetching.fetch_first(first).await;
+        None
+    });
+    let (prober, probing, paths) = (work.add(), work.clone(), others.to_vec());
+    fetchers.spawn(async move { probing.probe(prober, &paths).await });
+    loop {
+        if fetchers.is_empty() && !work.has_arrived() {
+            // No server and no path brings the rest.
+            return None;
+        }
+        tokio::select! {
+            bytes = timeout(shared.access.idle, work.next()) => match bytes {
+                Ok(Some(mut bytes)) => write.write_all_buf(&mut bytes).await.ok()?,
+                Ok(None) => return Some(()),
+                Err(_) => return None,
+            },
+            Some(ended) = fetchers.join_next() => {
+                if let Ok(Some((probed, begun))) = ended {
+                    debug!(paths = others.len() + 1, "the answer is fetched in ranges");
+                    counters.answers_divided.inc();
+                    fetch(&mut fetchers, prober, probed, Some(begun));
+                    let pairs = others.iter().flat_map(|path| [path, path]).chain([&path]);
+                    let mut seconds: Vec<_> = pairs.copied().collect();
+                    if let Some(at) = seconds.iter().position(|path| *path == probed) {
+                        seconds.swap_remove(at);
+                    }
+                    seconds.into_iter().for_each(|path| fetch(&mut fetchers, work.add(), path, None));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! Fetching an answer in ranges, over several paths.
+
+use std::{ops::Range, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use prometheus_client::metrics::counter::Counter;
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep, timeout},
+};
+
+use super::{
+    answer::Whole,
+    origin::{OriginConnection, Tunnels},
+    plan::{FetcherId, RangePlan},
+};
+
+/// How long a server may be silent while it owes bytes of a range.
+const STALL: Duration = Duration::from_secs(10);
+
+/// The first and the longest wait after a range that did not arrive.
+const WAITS: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(8));
+
+/// How often a fetcher without a range checks whether another one has become slow.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// How many requests may be made to find out whether the server serves ranges. One is enough unless a path fails, or the first fetcher is
+/// faster than expected.
+const TRIALS: usize = 3;
+
+/// An answer that is fetched in ranges.
+pub struct Work {
+    tunnels: Arc<Tunnels>,
+    /// The head of the request for the whole answer.
+    asked: Vec<u8>,
+    whole: Whole,
+    plan: Mutex<RangePlan>,
+    /// Notified when the client may take bytes.
+    arrived: Notify,
+    /// Notified when fetchers may take or receive more, or less.
+    moved: Notify,
+    /// Counts ranges that have to be fetched again.
+    failed: Counter,
+}
+
+/// An answer to the request for a range, after its head.
+pub struct Begun {
+    /// Its connection.
+    connection: OriginConnection,
+    /// How many bytes of content follow.
+    bytes: u64,
+    /// Whether the connection can be used again.
+    persists: bool,
+}
+
+/// Why a range does not arrive.
+enum Failure {
+    /// The tunnel, or the connection to the server, ended or fell silent.
+    Lost,
+    /// The server answers with something other than the range.
+    Refused,
+}
+
+/// How the bytes of one request ended.
+enum Received {
+    /// All have arrived, and nothing else.
+    All,
+    /// The rest has been left to another fetcher.
+    Cut,
+    /// The connection has failed.
+    Lost,
+}
+
+impl Work {
+    /// Returns the work for an answer to the request `asked`, of which nothing has arrived. `failed` counts ranges to be fetched again.
+    pub fn new(tunnels: Arc<Tunnels>, asked: &[u8], whole: Whole, failed: Counter) -> Arc<Self> {
+        let plan = Mutex::new(RangePlan::new(whole.bytes, Instant::now()));
+        let (arrived, moved) = (Notify::new(), Notify::new());
+        Arc::new(Self { tunnels, asked: asked.to_vec(), whole, plan, arrived, moved, failed })
+    }
+
+    /// Waits for the next bytes for the client; `None` after the last ones.
+    pub async fn next(&self) -> Option<Bytes> {
+        loop {
+            let arrived = self.arrived.notified();
+            {
+                let mut plan = self.plan.lock();
+                if let Some(bytes) = plan.pop() {
+                    self.moved.notify_waiters();
+                    return Some(bytes);
+                }
+                if plan.is_complete() {
+                    return None;
+                }
+            }
+            arrived.await;
+        }
+    }
+
+    /// Whether all bytes have arrived.
+    pub fn has_arrived(&self) -> bool {
+        self.plan.lock().has_arrived()
+    }
+
+    /// Adds a fetcher.
+    pub fn add(&self) -> FetcherId {
+        self.plan.lock().add()
+    }
+
+    /// Finds out whether the server serves ranges. If it does, a fetcher gets the first one: returns its path and the answer. Otherwise the
+    /// first fetcher continues alone.
+    pub async fn probe(&self, fetcher: FetcherId, paths: &[usize]) -> Option<(usize, Begun)> {
+        for path in paths.iter().copied().cycle().take(TRIALS) {
+            let Some(connection) = self.tunnels.connect(path).await else { continue };
+            let range = self.plan.lock().probe(Instant::now())?;
+            match self.begin(connection, &range).await {
+                Ok(begun) => {
+                    if self.plan.lock().divide(fetcher, range, Instant::now()) {
+                        self.moved.notify_waiters();
+                        return Some((path, begun));
+                    }
+                }
+                Err(Failure::Lost) => {}
+                Err(Failure::Refused) => return None,
+            }
+        }
+        None
+    }
+
+    /// Asks for a range on a connection, and reads the head of the answer.
+    async fn begin(&self, mut connection: OriginConnection, range: &Range<u64>) -> Result<Begun, Failure> {
+        let request = self.whole.request(&self.asked, range).ok_or(Failure::Refused)?;
+        connection.send(&request).await.map_err(|_| Failure::Lost)?;
+        let line = connection.place.line().clone();
+        let head = tokio::select! {
+            head = timeout(STALL, connection.head()) => head.map_err(|_| Failure::Lost)?,
+            () = line.silenced() => return Err(Failure::Lost),
+        };
+        let (head, len) = head.map_err(|_| Failure::Refused)?.ok_or(Failure::Lost)?;
+        if !head.is_range(range, &self.whole) {
+            return Err(Failure::Refused);
+        }
+        connection.skip(len);
+        Ok(Begun { connection, bytes: range.end - range.start, persists: head.persists })
+    }
+
+    /// Receives the answer as the first fetcher, and once it is divided continues as [`fetch`](Self::fetch) on the same path.
+    pub async fn fetch_first(self: Arc<Self>, connection: OriginConnection) {
+        let path = connection.place.line().path_place();
+        let mut first = Begun { connection, bytes: self.whole.bytes, persists: false };
+        let received = self.receive(0, &mut first).await;
+        drop(first);
+        if let Received::Lost = received {
+            self.give_back(0);
+        }
+        if self.plan.lock().is_divided() {
+            self.fetch(0, path, None).await;
+        }
+    }
+
+    /// Fetches ranges over one path, until aborted, or until the server refuses one. The first one may have `begun`.
+    pub async fn fetch(self: Arc<Self>, fetcher: FetcherId, path: usize, mut begun: Option<Begun>) {
+        let (mut kept, mut wait) = (None, WAITS.0);
+        loop {
+            let mut current = match begun.take() {
+                Some(begun) => begun,
+                None => {
+                    let was_used = kept.is_some();
+                    match self.ask(fetcher, path, kept.take()).await {
+                        Ok(begun) => begun,
+                        Err(Failure::Refused) => return,
+                        // Servers close connections that were used, and accept new ones at once.
+                        Err(Failure::Lost) if was_used => continue,
+                        Err(Failure::Lost) => {
+                            pause(&mut wait).await;
+                            continue;
+                        }
+                    }
+                }
+            };
+            let asked = current.bytes;
+            let received = self.receive(fetcher, &mut current).await;
+            if current.bytes < asked {
+                wait = WAITS.0;
+            }
+            match received {
+                Received::All => kept = current.persists.then_some(current.connection),
+                Received::Cut => {}
+                Received::Lost => {
+                    drop(current);
+                    self.give_back(fetcher);
+                    pause(&mut wait).await;
+                }
+            }
+        }
+    }
+
+    /// Takes a range for a fetcher and asks for it, on the connection `kept` or a new one over a path.
+    async fn ask(&self, fetcher: FetcherId, path: usize, kept: Option<OriginConnection>) -> Result<Begun, Failure> {
+        let connection = match kept {
+            Some(kept) => kept,
+            // Before the range: a path that has failed takes none.
+            None => self.tunnels.connect(path).await.ok_or(Failure::Lost)?,
+        };
+        let range = self.range(fetcher).await;
+        self.begin(connection, &range).await.inspect_err(|_| self.give_back(fetcher))
+    }
+
+    /// Waits for the range that a fetcher has to request.
+    async fn range(&self, fetcher: FetcherId) -> Range<u64> {
+        loop {
+            let moved = self.moved.notified();
+            if let Some(range) = self.plan.lock().take(fetcher, Instant::now()) {
+                // It may be a part of another's.
+                self.moved.notify_waiters();
+                return range;
+            }
+            _ = timeout(LOOK, moved).await;
+        }
+    }
+
+    /// Receives a fetcher's part from the answer to its request. Before the answer is divided, no other fetcher can bring the bytes, so the
+    /// first one waits as long as its connection lasts.
+    async fn receive(&self, fetcher: FetcherId, of: &mut Begun) -> Received {
+        let line = of.connection.place.line().clone();
+        loop {
+            let moved = self.moved.notified();
+            let (room, has_ended, is_divided) = {
+                let plan = self.plan.lock();
+                (plan.room(fetcher), plan.has_ended(fetcher), plan.is_divided())
+            };
+            if has_ended {
+                return if of.bytes == 0 && of.connection.available() == 0 { Received::All } else { Received::Cut };
+            }
+            if room == 0 {
+                moved.await;
+                continue;
+            }
+            let bytes = of.connection.take(room.min(of.bytes));
+            if !bytes.is_empty() {
+                of.bytes -= bytes.len() as u64;
+                self.plan.lock().receive(fetcher, bytes, Instant::now());
+                self.arrived.notify_one();
+                continue;
+            }
+            tokio::select! {
+                filled = timeout(STALL, of.connection.fill()) => match filled {
+                    Ok(true) => {}
+                    Ok(false) => return Received::Lost,
+                    Err(_) if is_divided => return Received::Lost,
+                    Err(_) => {}
+                },
+                () = line.silenced(), if is_divided => return Received::Lost,
+                () = moved, if !is_divided => {}
+            }
+        }
+    }
+
+    fn give_back(&self, fetcher: FetcherId) {
+        self.failed.inc();
+        self.plan.lock().give_back(fetcher, Instant::now());
+        self.moved.notify_waiters();
+    }
+}
+
+/// Waits, and doubles the next wait.
+async fn pause(wait: &mut Duration) {
+    sleep(*wait).await;
+    *wait = (2 * *wait).min(WAITS.1);
+}
