@@ -96,11 +96,12 @@ pub(super) fn encode(fields: &[Field]) -> Vec<u8> {
         let never_indexed = field.is_sensitive();
         match find(field) {
             Some((index, true)) => write_integer(0xc0, 6, index, &mut out),
-            Some((index, false)) => {
-                write_integer(if never_indexed { 0x70 } else { 0x50 }, 4, index, &mut out);
+            // Not with the bit N, at which the decoder of quic-go in Debian 12's Caddy closes the connection. It accepts the bit below.
+            Some((index, false)) if !never_indexed => {
+                write_integer(0x50, 4, index, &mut out);
                 write_string(0, 7, &field.value, &mut out);
             }
-            None => {
+            _ => {
                 write_string(if never_indexed { 0x30 } else { 0x20 }, 3, &field.name, &mut out);
                 write_string(0, 7, &field.value, &mut out);
             }

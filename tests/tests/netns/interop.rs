@@ -37,6 +37,17 @@ pub fn script() -> PathBuf {
     script
 }
 
+/// The program of Caddy, a web server with HTTP/3, unpacked so that it needs no network.
+pub fn caddy() -> PathBuf {
+    let folder = target_folder().join("caddy");
+    let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("interop/caddy"));
+    command.arg(&folder);
+    let mut unpacking = Process::start(command).unwrap();
+    let status = unpacking.wait(INSTALLATION).unwrap();
+    assert!(status.success(), "there is no Caddy: {}", unpacking.output());
+    folder.join("usr/bin/caddy")
+}
+
 pub fn run(namespace: &Namespace, script: &Path, arguments: &[&str]) -> (ExitStatus, String) {
     let mut command = namespace.command(script).unwrap();
     command.args(arguments).env("CARGO_TARGET_DIR", target_folder());

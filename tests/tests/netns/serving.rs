@@ -10,6 +10,7 @@ use std::{
 };
 
 mod affinity;
+mod between;
 mod clients;
 mod edge;
 mod endings;
