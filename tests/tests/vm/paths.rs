@@ -1,8 +1,7 @@
-//! An edge with two uplinks and two relays, while netem changes the delay and the rate of links and lets them lose everything, and a relay is
-//! upgraded. Payloads, a QUIC connection inside a tunnel and iperf3 inside that connection go on.
+//! An edge with two uplinks and two relays, while netem changes the delay and the rate of links and lets them lose everything, an operator
+//! moves tunnels, an address changes, and a relay is upgraded. Payloads, a QUIC connection inside a tunnel and iperf3 inside that connection go on.
 //!
-//! `tests/vm/exact` names only the shorter test. Both by hand:
-//! `tests/vm/run --icount --timeout 900 -- env PACED_RINGS=vm PATH-OF-THE-TEST paths::`.
+//! `tests/vm/exact` names only the shorter test. `perf/vm-paths.sh` runs the longer one, and keeps its figures.
 
 #![expect(clippy::unwrap_used, reason = "helpers fail a test in the same way as the test itself")]
 
@@ -21,7 +20,7 @@ use lab::{
     process::{Process, wait_for},
     report::{Figure, figure},
     site::{Counts, Family, SOON, Site, Terms},
-    uplinks::{LISTEN, METRICS, PAYLOADS, Uplinks, edge_with, wait_until_up},
+    uplinks::{LISTEN, METRICS, PAYLOADS, Uplinks, edge_with, pacectl, wait_until_up},
 };
 
 /// Tunnels take the second path only if the first takes none. On a slow machine, paths measure long round trips and low rates, so that a lower
@@ -97,6 +96,12 @@ impl Carried<'_> {
         self.wait(&format!("the path {path} is up"), within, |counts| is_up(counts, path));
     }
 
+    /// Runs `pacectl edge move`.
+    fn moves(&self, arguments: &[&str]) {
+        let (code, said) = pacectl(self.site, &[&["edge", "move"], arguments].concat());
+        assert_eq!(code, Some(0), "{said}; the edge said:\n{}", self.edge.output());
+    }
+
     /// Opens another tunnel, and returns whether it is on this path.
     fn new_tunnel_is_on(&mut self, path: &str) -> bool {
         let on = format!("edge_path_tunnels{{path=\"{path}\"}}");
@@ -122,7 +127,7 @@ fn tunnels_and_a_nested_connection_go_on_while_a_delay_rises_a_link_fails_and_a_
 }
 
 #[test]
-fn tunnels_and_a_nested_connection_go_on_while_delays_rates_and_links_change_and_a_relay_ends() {
+fn tunnels_and_a_nested_connection_go_on_while_links_addresses_and_relays_change() {
     lab::ring!(Vm);
     assert_goes_on(|edge, first, second| {
         a_delay_rises_and_falls(edge, first);
@@ -141,7 +146,49 @@ fn tunnels_and_a_nested_connection_go_on_while_delays_rates_and_links_change_and
         edge.wait_for_all_on("first", SOON);
         edge.begin("the rate rises again");
         set(second, 40, FAST, "");
+        edge.wait_until_up("second", GOOD_AGAIN);
+
+        an_operator_moves_tunnels(edge);
+        the_address_changes(edge);
     });
+}
+
+fn an_operator_moves_tunnels(edge: &mut Carried<'_>) {
+    let [preferred, other] = [edge.site.template_beside(), edge.site.template(Family::V4)].map(|of| authority(&of));
+    // Tunnels at a relay that is not moved from may be quiet, and end.
+    let at_other = |edge: &Carried<'_>| edge.site.counts().unwrap().udp_tunnels();
+    edge.begin("an operator moves the tunnels to the other link");
+    edge.moves(&["--path", "second"]);
+    edge.wait_for_all_on("second", SOON);
+    edge.begin("an operator moves them back");
+    edge.moves(&["--path", "first"]);
+    edge.wait_for_all_on("first", SOON);
+    edge.begin("an operator moves the tunnels to the other relay");
+    edge.moves(&["--relay", &other]);
+    edge.site.wait_for_counts("the other relay to carry all traffic", |counts| counts.udp_tunnels() >= 4).unwrap();
+    edge.begin("an operator moves them back to the first relay");
+    edge.moves(&["--relay", &preferred]);
+    wait_for("the other relay to carry nothing", SOON, || (at_other(edge) == 0).then_some(())).unwrap();
+    edge.moves(&[]);
+}
+
+/// Returns the host and port of a template.
+fn authority(template: &str) -> String {
+    let after = template.strip_prefix("https://").unwrap();
+    let authority = after.split('/').next().unwrap();
+    if authority.contains(':') { authority.to_owned() } else { format!("{authority}:443") }
+}
+
+fn the_address_changes(edge: &mut Carried<'_>) {
+    edge.begin("the address on the link in use changes");
+    // In one batch, so that the device always has an address, and keeps its route to the relay.
+    let change = "address add 10.0.1.9/32 dev relay\naddress del 10.0.1.1/24 dev relay";
+    edge.site.chain.client.ip(change).unwrap();
+    let follows = |counts: &Counts| {
+        ["moved", "left"].iter().any(|what| counts.sum(&format!("edge_connections_{what}_total")) > 0)
+    };
+    edge.wait("the edge to follow the address", SOON, follows);
+    edge.wait_for_all_on("first", GOOD_AGAIN);
 }
 
 fn a_delay_rises_and_falls(edge: &mut Carried<'_>, first: &Link) {
