@@ -14,6 +14,9 @@ tools := $(CARGO_TARGET_DIR)/tools
 tool = test -x $(tools)/bin/$(1) || env -u RUSTC_WORKSPACE_WRAPPER CARGO_PROFILE_DEV_DEBUG=0 \
 	cargo install --quiet --locked --debug --no-default-features --root $(tools) --target-dir $(tools) $(1)@$(2)
 
+# The programs of a release that measures. With fewer of them, cargo would choose other features, and build nearly everything again.
+measured := cargo build --release -p paced -p pacectl -p perf
+
 .PHONY: run demo demo-llm test lint deny deny-once bench bench-diff bench-models papers programs documents install deb
 
 run: ## Runs the relay from a quick build: a payload costs up to 15 % more than with a release. Without ARGS, in development mode on localhost:4433; or ARGS="--config FILE".
@@ -28,7 +31,7 @@ demo: ## Shows three classes of requests on a slow link, without and with schedu
 
 demo-llm: ## Serves a mix of requests with three real engines behind a thin link: round robin over HTTP, compared with paced. Needs root. ENGINE=emulated builds no engine.
 	@tests/setup build demo
-	cargo build --release -p paced -p perf
+	$(measured)
 	@tests/engines/demo.sh $(ARGS)
 
 test: ## Runs all tests and ends with their counts. RINGS="pure netns" leaves out the tests under qemu.
@@ -62,7 +65,7 @@ deny-once: # For CI: building cargo-deny takes longer than most of the tests.
 
 bench: ## Measures paced and its peers on this machine, in less than ten minutes. ARGS=--quick: one short round.
 	@tests/setup bench
-	cargo build --release -p paced -p pacectl -p perf
+	$(measured)
 	@perf/peers/build.sh $(CARGO_TARGET_DIR)/peers || test $$? = 3
 	$(CARGO_TARGET_DIR)/release/paced-perf bench $(ARGS)
 
@@ -74,7 +77,7 @@ bench-diff: ## Measures a payload's cost in instructions, here and at the commit
 # has its own table.
 bench-models: ## Measures the gateway for models, litellm, and nginx if it is installed, in seven minutes. ARGS="whole": another load.
 	@tests/setup build demo
-	cargo build --release -p paced -p perf
+	$(measured)
 	@perf/peers/litellm.sh $(CARGO_TARGET_DIR)/peers || test $$? = 3
 	$(CARGO_TARGET_DIR)/release/paced-perf serving $(or $(ARGS),tokens)
 ifndef ARGS
@@ -83,7 +86,7 @@ endif
 
 papers: ## Runs all experiments of the papers; continues where it stopped. BUDGET=2h sets a limit. ARGS="--no-lab", or names of plans.
 	@tests/setup build netns vm
-	cargo build --release -p paced -p pacectl -p perf
+	$(measured)
 	@perf/peers/build.sh $(CARGO_TARGET_DIR)/peers || test $$? = 3
 	$(CARGO_TARGET_DIR)/release/paced-perf papers $(if $(BUDGET),--budget $(BUDGET)) $(ARGS)
 
