@@ -40,6 +40,31 @@ impl Random {
         -self.uniform().ln() * mean
     }
 
+    /// Returns a number from the gamma distribution with this mean and coefficient of variation (Marsaglia and Tsang, 2000). With a
+    /// coefficient of 1, that is the exponential distribution. Returns the mean if the coefficient is 0.
+    pub fn gamma(&mut self, mean: f64, variation: f64) -> f64 {
+        if variation == 1.0 {
+            return self.exponential(mean);
+        }
+        if variation <= 0.0 {
+            return mean;
+        }
+        let shape = variation.powi(-2);
+        // The method needs a shape of at least 1; a power of a uniform number makes up for a larger one.
+        let (d, correction) = match shape < 1.0 {
+            true => (shape + 2.0 / 3.0, self.uniform().powf(shape.recip())),
+            false => (shape - 1.0 / 3.0, 1.0),
+        };
+        let drawn = loop {
+            let x = self.normal();
+            let v = (1.0 + x / (9.0 * d).sqrt()).powi(3);
+            if v > 0.0 && self.uniform().ln() < x * x / 2.0 + d - d * v + d * v.ln() {
+                break d * v;
+            }
+        };
+        drawn * correction * mean / shape
+    }
+
     /// Returns a number from the normal distribution with mean 0 and variance 1 (Box and Muller, 1958).
     pub fn normal(&mut self) -> f64 {
         let radius = (-2.0 * self.uniform().ln()).sqrt();
@@ -74,6 +99,18 @@ mod tests {
             assert!((mean(seed, |random| random.log_normal(200.0, 0.5)) - 200.0).abs() < 3.0);
             assert!((mean(seed, |random| random.below(5) as f64) - 2.0).abs() < 0.04);
         }
+    }
+
+    #[test]
+    fn gamma_has_the_mean_and_the_variation_that_it_is_asked_for() {
+        for (seed, variation) in [(0, 0.3), (1, 0.9), (2, 1.0), (3, 1.1), (4, 2.0)] {
+            assert!((mean(seed, |random| random.gamma(3.0, variation)) - 3.0).abs() < 0.1, "{variation}");
+            let square = mean(seed, |random| (random.gamma(3.0, variation) - 3.0).powi(2));
+            assert!((square.sqrt() / 3.0 / variation - 1.0).abs() < 0.05, "{variation}: {square}");
+        }
+        let (mut one, mut other) = (Random::new(7), Random::new(7));
+        assert_eq!(one.gamma(3.0, 1.0), other.exponential(3.0));
+        assert_eq!(one.gamma(3.0, 0.0), 3.0);
     }
 
     #[test]

@@ -245,6 +245,7 @@ impl Scenario {
             network: None,
             knowledge: Knowledge::Given,
             discards: false,
+            gap_variation: 1.0,
         }
     }
 

@@ -57,6 +57,9 @@ pub struct ServingPlan {
     pub link: Option<Link>,
     /// When requests come.
     pub workloads: Vec<Workload>,
+    /// The coefficient of variation of the times between requests at a constant rate: 1 for a Poisson process, 0 for equal times.
+    #[serde(default = "poisson")]
+    pub gap_variation: f64,
     /// How many consecutive requests form a window.
     #[serde(default = "window")]
     pub window: usize,
@@ -93,6 +96,10 @@ pub struct ServingPlan {
 
 const fn window() -> usize {
     20
+}
+
+const fn poisson() -> f64 {
+    1.0
 }
 
 /// The kind of a plan.
@@ -331,6 +338,7 @@ impl ServingPlan {
             network: self.latency.as_ref().map(latency),
             knowledge: serving::Knowledge::Given,
             discards: self.discards,
+            gap_variation: self.gap_variation,
         }
     }
 

@@ -47,6 +47,9 @@ pub struct Setup {
     pub knowledge: Knowledge,
     /// Whether a request that is already too late is dropped when its place in a batch becomes free.
     pub discards: bool,
+    /// The coefficient of variation of the times between requests, which have a gamma distribution. With 1, requests at a constant rate are
+    /// a Poisson process.
+    pub gap_variation: f64,
 }
 
 /// What a router knows of engines and answers.
@@ -159,6 +162,7 @@ impl Setup {
             network: None,
             knowledge: Knowledge::Given,
             discards: false,
+            gap_variation: 1.0,
         }
     }
 

@@ -43,6 +43,7 @@ fn mistakes_are_refused_with_their_place() {
         ("heavy = { rate = 20,", "heavy = { rate = 21,", "goals.heavy.rate"),
         ("below_best = 0.01", "below_best = 1.01", "goals.below_best"),
         ("gamma = 0.99", "gamma = 1.99", "gamma"),
+        ("gap_variation = 2\n", "gap_variation = 20\n", "variant arrivals-clustered"),
         ("lengths.known = true", "lengths.know = true", "variant known-lengths"),
     ] {
         let wrong = right.replacen(part, wrong, 1);

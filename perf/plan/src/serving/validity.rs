@@ -64,6 +64,7 @@ impl ServingPlan {
         ensure!((0.0..=10.0).contains(&self.sharing), "sharing: within 0 to 10");
         ensure!(self.per_token_ms > 0.0 && self.per_token_ms.is_finite(), "per_token_ms: above 0");
         ensure!(self.window > 0, "window: at least 1");
+        ensure!((0.0..=10.0).contains(&self.gap_variation), "gap_variation: within 0 to 10");
         ensure!((1..=64).contains(&self.models.len()), "models: between 1 and 64");
         ensure!((1..=256).contains(&self.tasks.len()), "tasks: between 1 and 256");
         let (tasks, models) = (self.tasks.len(), self.models.len());

@@ -213,6 +213,7 @@ fn three_on_a_processor() -> Setup {
         network: None,
         knowledge: Knowledge::Given,
         discards: false,
+        gap_variation: 1.0,
     }
 }
 

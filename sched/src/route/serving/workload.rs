@@ -12,7 +12,7 @@ use crate::{
 /// A stream of requests.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Workload {
-    /// A Poisson process of constant rate (the paper, §5.1.2).
+    /// A constant rate: a Poisson process (the paper, §5.1.2) unless [`Setup::gap_variation`] says otherwise.
     Stable {
         /// Its rate.
         requests_per_sec: f64,
@@ -116,7 +116,7 @@ impl Workload {
         let phase = |arrivals: &mut Vec<Arrival>, random: &mut Random, from_ns: f64, to_ns: f64, per_sec: f64| {
             let mut sent_ns = from_ns;
             loop {
-                sent_ns += random.exponential(NS_PER_SEC / per_sec.max(1e-3));
+                sent_ns += random.gamma(NS_PER_SEC / per_sec.max(1e-3), setup.gap_variation);
                 if sent_ns >= to_ns {
                     break;
                 }
@@ -132,7 +132,7 @@ impl Workload {
                     let gap_ns = NS_PER_SEC / random.log_uniform(low.max(1e-3), high.max(1e-3));
                     let count = fewest.max(1) + random.below(most.saturating_sub(fewest) + 1);
                     for _ in 0..count.min(requests - arrivals.len()) {
-                        sent_ns += random.exponential(gap_ns);
+                        sent_ns += random.gamma(gap_ns, setup.gap_variation);
                         arrivals.push(arrival(setup, sent_ns as u64, &mut random));
                     }
                 }
