@@ -102,6 +102,8 @@ pub struct Line {
     parting: Notify,
     /// What its tunnels carry, by the number of their place.
     carried: Mutex<HashMap<u64, Carried>>,
+    /// What tunnels and requests that were placed here, and are not open yet, are expected to carry.
+    opening: Mutex<HashMap<u64, Placed>>,
     next_place: AtomicU64,
     sizes: Arc<Sizes>,
     /// Whether its path, or its relay on this path, is slow.
@@ -155,6 +157,7 @@ impl Line {
             recall: Recall::default(),
             parting: Notify::new(),
             carried: Mutex::default(),
+            opening: Mutex::default(),
             next_place: AtomicU64::new(0),
             sizes,
             slow: flag(),
@@ -370,11 +373,11 @@ impl Line {
         _ = self.outlook.subscribe().wait_for(is_silenced).await;
     }
 
-    /// Returns what its tunnels still have to carry; the last call was `since` ago.
+    /// Returns what its tunnels still have to carry, also those that are not open yet; the last call was `since` ago.
     #[must_use]
     pub fn placed(&self, since: Duration) -> Vec<Placed> {
-        let mut carried = self.carried.lock();
-        carried.values_mut().filter_map(|carried| carried.placed(since)).collect()
+        let (mut carried, opening) = (self.carried.lock(), self.opening.lock());
+        carried.values_mut().filter_map(|carried| carried.placed(since)).chain(opening.values().copied()).collect()
     }
 
     /// Adds its open tunnels and requests to the counts of their classes.

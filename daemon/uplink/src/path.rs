@@ -106,6 +106,12 @@ impl PathDemand {
         Self { placement, request: StreamProfile { bytes, precedence, is_idempotent: true, ..request } }
     }
 
+    /// Returns the tunnel or request as one on a path.
+    #[must_use]
+    pub(crate) fn placed(&self) -> Placed {
+        self.request.part(self.request.bytes)
+    }
+
     /// Returns the request and the paths for a placement: weights, levels, priorities and `i` count as far as the connections' discipline
     /// goes by them.
     #[must_use]

@@ -120,9 +120,10 @@ impl Uplink {
             None => self.estimated_better(&ask, line.path_place, &others, &views)?,
         };
         if let Some(view) = views.get_mut(place) {
-            view.path.placed.push(ask.request.part(ask.request.bytes));
+            view.path.placed.push(ask.placed());
         }
-        others.into_iter().filter(|other| other.path_place == place).find_map(Line::link).map(|link| link.after(load))
+        let link = others.into_iter().filter(|other| other.path_place == place).find_map(Line::link);
+        link.map(|link| link.after(load).expecting(Some(ask.placed())))
     }
 
     /// Returns the index of a path of `others` that is estimated to be better than that at index `present`, if one is.
@@ -156,7 +157,8 @@ impl Uplink {
             let mut places = copies.iter().filter_map(|at| candidates.get(*at).copied());
             places.find(|place| *place != first.line().path_place)
         })?;
-        lines.into_iter().filter(|line| line.path_place == other).find_map(Line::link)
+        let link = lines.into_iter().filter(|line| line.path_place == other).find_map(Line::link);
+        link.map(|link| link.expecting(Some(ask.placed())))
     }
 
     /// Chooses among the paths of `lines`, which are [those with room](State::with_room), and returns the index of the
@@ -197,7 +199,7 @@ impl Uplink {
         let chosen = pick(&choice, &candidates)?;
         // Placements before the next look must see it.
         if let Some(view) = views.get_mut(chosen) {
-            view.path.placed.push(ask.request.part(ask.request.bytes));
+            view.path.placed.push(ask.placed());
         }
         Some(chosen)
     }
@@ -223,7 +225,7 @@ impl Uplink {
             {
                 let state = changes.borrow_and_update();
                 if let Some(link) = self.placed(ask.as_ref(), &state, left).into_iter().find_map(Line::link) {
-                    return Ok(link);
+                    return Ok(link.expecting(ask.as_ref().map(PathDemand::placed)));
                 }
                 let failed = state.failures > failures && state.usable().next().is_none();
                 if let Some(failure) = state.failure.as_ref().filter(|_| failed) {

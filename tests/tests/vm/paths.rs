@@ -1,7 +1,7 @@
 //! An edge with two uplinks and two relays, while netem changes the delay and the rate of links and lets them lose everything, an operator
 //! moves tunnels, an address changes, and a relay is upgraded. Payloads, a QUIC connection inside a tunnel and iperf3 inside that connection go on.
 //!
-//! `tests/vm/exact` names only the shorter test. `perf/vm-paths.sh` runs the longer one, and keeps its figures.
+//! Of the two tests of that, `tests/vm/exact` names only the shorter one. `perf/vm-paths.sh` runs the longer one, and keeps its figures.
 
 #![expect(clippy::unwrap_used, reason = "helpers fail a test in the same way as the test itself")]
 
@@ -20,7 +20,7 @@ use lab::{
     process::{Process, wait_for},
     report::{Figure, figure},
     site::{Counts, Family, SOON, Site, Terms},
-    uplinks::{LISTEN, METRICS, PAYLOADS, Uplinks, edge_with, pacectl, wait_until_up},
+    uplinks::{LISTEN, METRICS, PAYLOADS, Uplinks, edge, edge_with, pacectl, paths, wait_until_up},
 };
 
 /// Tunnels take the second path only if the first takes none. On a slow machine, paths measure long round trips and low rates, so that a lower
@@ -189,6 +189,41 @@ fn the_address_changes(edge: &mut Carried<'_>) {
     };
     edge.wait("the edge to follow the address", SOON, follows);
     edge.wait_for_all_on("first", GOOD_AGAIN);
+}
+
+#[test]
+fn placements_follow_their_rules_between_processes() {
+    lab::ring!(Vm);
+    let uplinks = Uplinks::new();
+    let site = &uplinks.site;
+    set(&site.chain.access, 10, FAST, "");
+    set(&uplinks.second, 40, FAST, "");
+    let _echo = site.chain.target.echo(7).unwrap();
+    let relay = format!("\"{}\"", site.template(Family::V4));
+    // The nearer path is either the slower or the faster one: a configured rate counts more than a measured one. A tunnel is expected to carry
+    // 64 KiB, which takes more than the room of the nearer path, and of the farther one in the second case.
+    let (slower, faster) = (["200 kbit/s", "100 Mbit/s"], ["2 Mbit/s", "100 kbit/s"]);
+    for (rates, placement, expected) in [
+        (slower, "paced", [0, 8]),
+        (slower, "fstream", [0, 8]),
+        (slower, "lowest-rtt", [1, 7]),
+        (slower, "sa-ecf", [1, 7]),
+        (faster, "fstream", [8, 0]),
+        (faster, "lowest-rtt", [7, 1]),
+        (faster, "sa-ecf", [8, 0]),
+    ] {
+        let path =
+            |name, device, rate| format!("[[path]]\nname = \"{name}\"\ninterface = \"{device}\"\nrate = \"{rate}\"\n");
+        let [first, second] = [path("first", "relay", rates[0]), path("second", "router", rates[1])];
+        let edge = edge(site, &relay, &format!("{first}{second}[class.spread]\nplacement = \"{placement}\"\n"));
+        wait_until_up(site);
+        let sockets: Vec<_> = (0..8).map(|_| application(site, LISTEN)).collect();
+        for socket in &sockets {
+            wait_for("an echo", SOON, || echoes(socket, b"begin").then_some(())).unwrap();
+        }
+        let found: Vec<_> = paths(site).into_iter().map(|(_, tunnels)| tunnels).collect();
+        assert_eq!(found, expected, "{placement}, {rates:?}; the edge said:\n{}", edge.output());
+    }
 }
 
 fn a_delay_rises_and_falls(edge: &mut Carried<'_>, first: &Link) {

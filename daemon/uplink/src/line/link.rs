@@ -106,6 +106,7 @@ impl Drop for Link {
         self.line.places().give_back();
         self.line.requests.fetch_sub(self.is_request.into(), Relaxed);
         self.line.witness.tell(monotonic::now_ns());
+        self.line.opening.lock().remove(&self.number);
         if let Some(carried) = self.line.carried.lock().remove(&self.number) {
             self.line.sizes.learn(&carried.class, carried.moved());
         }
@@ -144,6 +145,14 @@ impl Link {
         self
     }
 
+    /// Notes what its tunnel or request is expected to carry. Placements count that until the [traffic](Self::carries_traffic) is known: a
+    /// relay takes a round trip to open a tunnel, and further ones may be placed meanwhile.
+    #[must_use]
+    pub(crate) fn expecting(self, placed: Option<Placed>) -> Self {
+        self.line.opening.lock().extend(placed.map(|placed| (self.number, placed)));
+        self
+    }
+
     /// Notes the traffic that it carries, the traffic's class, and the priority `signal` of the request. Placements count the bytes that
     /// the traffic will probably still carry. Its final size improves the estimate for the next tunnel or request of the class. If the
     /// tunnel was in another place before, what it has carried there counts, too.
@@ -153,6 +162,7 @@ impl Link {
         let load = self.before.unwrap_or_else(|| TunnelLoad::new(self.line.sizes.expected(&class)));
         let before = load.moved();
         self.line.carried.lock().insert(self.number, Carried { traffic, class, share, load, before });
+        self.line.opening.lock().remove(&self.number);
     }
 
     /// Excludes its traffic from the sizes of its class.

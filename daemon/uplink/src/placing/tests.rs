@@ -217,6 +217,21 @@ async fn a_tunnel_that_leaves_its_path_or_is_asked_is_placed_by_what_it_carries_
 }
 
 #[tokio::test]
+async fn a_tunnel_counts_from_its_placement_on_and_not_only_once_it_is_open() {
+    let (_relays, uplink, lines) = connected([(0, 0), (1, 9)]).await;
+    let class = class(Placement::Paced);
+    let expected = || lines[0].placed(Duration::ZERO).iter().map(|placed| placed.bytes).collect::<Vec<_>>();
+    let link = uplink.link_for(&class, None).await.unwrap();
+    assert_eq!((link.line().path_place, expected()), (0, vec![crate::sizes::FIRST_BYTES]));
+    link.carries_traffic(Arc::default(), &class, None);
+    assert_eq!(expected().len(), 1, "it counts once");
+    let refused = uplink.link_for(&class, None).await.unwrap();
+    assert_eq!(expected().len(), 2);
+    drop((link, refused));
+    assert_eq!(expected().len(), 0);
+}
+
+#[tokio::test]
 async fn all_placements_keep_to_the_relay_that_an_operator_has_chosen_while_it_has_room() {
     let (relays, uplink, lines) = connected([(0, 0), (1, 9)]).await;
     let name = relays[1].endpoint().origin().to_string();
