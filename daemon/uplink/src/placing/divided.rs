@@ -1,6 +1,6 @@
 //! Which paths an answer gains from if it is fetched in ranges (RFC 9110 §14).
 
-use std::sync::Arc;
+use std::{cmp::Reverse, sync::Arc};
 
 use quic::class::Class;
 use sched::path::{CandidatePath, split::split};
@@ -13,8 +13,9 @@ use crate::{
 };
 
 impl Uplink {
-    /// Returns the other paths that would carry a part of the last `rest` bytes of an answer if all parts ended at the same time. The
-    /// request is of this class and in the place `present`. Paths whose `cost` exceeds that time carry nothing.
+    /// Returns the other paths that would carry a part of the last `rest` bytes of an answer if all parts ended at the same time, the
+    /// one with the largest part first. The request is of this class and in the place `present`. Paths whose `cost` exceeds that time
+    /// carry nothing.
     #[must_use]
     pub fn paths_beside(&self, class: &Class, present: &LinkId, rest: u64) -> Vec<usize> {
         let (present, own) = (present.line(), present.load().map(|load| load.left()));
@@ -45,8 +46,10 @@ impl Uplink {
         let mut ask = PathDemand::of(class, &self.sizes);
         ask.request.bytes = rest;
         let (request, paths) = ask.as_served(paths, self.discipline());
-        let used = split(&request, &paths).into_iter().filter(|range| range.path > 0);
-        used.filter_map(|range| places.get(range.path).copied()).collect()
+        let mut others = split(&request, &paths);
+        others.retain(|range| range.path > 0);
+        others.sort_by_key(|range| Reverse(range.bytes));
+        others.iter().filter_map(|range| places.get(range.path).copied()).collect()
     }
 
     /// Returns a place on the path with this index, if a connection there takes tunnels and has room now.

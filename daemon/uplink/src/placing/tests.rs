@@ -232,6 +232,25 @@ async fn a_tunnel_counts_from_its_placement_on_and_not_only_once_it_is_open() {
 }
 
 #[tokio::test]
+async fn a_large_answer_may_take_the_paths_that_work_cost_little_and_are_not_passed_over_by_an_operator() {
+    let (_relays, uplink, lines) = connected([(0, 0), (1, 0), (0, 99_999)]).await;
+    let class = class(Placement::Paced);
+    let link = uplink.link_for(&class, None).await.unwrap();
+    let present = link.line().path_place;
+    let other = 1 - present;
+    let beside = || uplink.paths_beside(&class, &link.id(), 1 << 30);
+    assert_eq!(beside(), vec![other]);
+    assert_eq!(uplink.link_on(other).map(|link| link.line().path_place), Some(other));
+    lines[other].doubt(true);
+    assert!(beside().is_empty() && uplink.link_on(other).is_none(), "it is silent");
+    lines[other].doubt(false);
+    for chosen in [present, other] {
+        uplink.state.send_modify(|state| state.chosen.path = Some(chosen));
+        assert!(beside().is_empty(), "an operator has chosen path {chosen}, and the request is on {present}");
+    }
+}
+
+#[tokio::test]
 async fn all_placements_keep_to_the_relay_that_an_operator_has_chosen_while_it_has_room() {
     let (relays, uplink, lines) = connected([(0, 0), (1, 9)]).await;
     let name = relays[1].endpoint().origin().to_string();
