@@ -31,7 +31,7 @@ for ((run = 1; run <= runs; run++)); do
     # figure: EVENT: TRAFFIC: gap 312 ms, 14 of 2000 payloads lost
     split($0, part, ": ") >= 4 && part[1] == "figure" {
       split(part[4], word, " ")
-      printf "{\"machine\": \"%s\", \"kernel\": \"%s\", \"commit\": \"%s\", \"trees\": \"%s\", \"command\": \"%s\", \"run\": %d, ", machine, kernel, commit, trees, command, run
+      printf "{\"machine\": \"%s\", \"kernel\": \"%s\", \"commit\": \"%s\", \"trees\": \"%s\", \"command\": \"%s\", \"clock\": \"lab\", \"run\": %d, ", machine, kernel, commit, trees, command, run
       printf "\"event\": \"%s\", \"traffic\": \"%s\", \"gap_ms\": %d", part[2], part[3], word[2]
       if (word[6]) printf ", \"lost\": %d, \"sent\": %d", word[4], word[6]
       print "}"
