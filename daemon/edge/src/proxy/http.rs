@@ -229,9 +229,8 @@ fn forward(
         path if path.starts_with('/') => "",
         _ => "/",
     };
-    let is_conditional =
-        |field: &httparse::Header<'_>| CONDITIONS.iter().any(|name| field.name.eq_ignore_ascii_case(name));
-    let is_divisible = method == "GET" && minor == 1 && content_bytes == 0 && !fields.iter().any(is_conditional);
+    let is_conditional = CONDITIONS.iter().any(|name| values(fields, name).next().is_some());
+    let is_divisible = method == "GET" && minor == 1 && content_bytes == 0 && !is_conditional;
     let mut head = format!("{method} {start}{path} HTTP/1.{minor}\r\nHost: {authority}\r\n").into_bytes();
     let named: Vec<String> = values(fields, "connection").flat_map(tokens).collect();
     for field in fields {
@@ -251,13 +250,19 @@ fn forward(
 }
 
 /// Returns the values of a field.
-fn values<'a>(fields: &'a [httparse::Header<'_>], name: &'a str) -> impl Iterator<Item = &'a [u8]> {
+pub(super) fn values<'a>(fields: &'a [httparse::Header<'_>], name: &'a str) -> impl Iterator<Item = &'a [u8]> {
     fields.iter().filter(move |field| field.name.eq_ignore_ascii_case(name)).map(|field| field.value)
 }
 
 /// Returns the tokens of a list, in lower case.
-fn tokens(value: &[u8]) -> Vec<String> {
+pub(super) fn tokens(value: &[u8]) -> Vec<String> {
     String::from_utf8_lossy(value).split(',').map(|token| token.trim().to_ascii_lowercase()).collect()
+}
+
+/// Reads a number of decimal digits without a sign, as in Content-Length.
+pub(super) fn number(digits: &[u8]) -> Option<u64> {
+    let digits = Some(digits).filter(|digits| digits.iter().all(u8::is_ascii_digit))?;
+    std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
 /// Returns the length of a request's content (RFC 9112 §6.3).
@@ -265,10 +270,7 @@ fn content_bytes(fields: &[httparse::Header<'_>]) -> Result<u64, (&'static str, 
     if values(fields, "transfer-encoding").next().is_some() {
         return Err(malformed(411, "a request with content needs a Content-Length; otherwise use CONNECT"));
     }
-    let mut lengths = values(fields, "content-length").map(|value| {
-        let digits = value.iter().all(u8::is_ascii_digit).then_some(value);
-        digits.and_then(|digits| std::str::from_utf8(digits).ok()?.parse::<u64>().ok())
-    });
+    let mut lengths = values(fields, "content-length").map(number);
     match (lengths.next(), lengths.next()) {
         (None, _) => Ok(0),
         (Some(Some(length)), None) => Ok(length),

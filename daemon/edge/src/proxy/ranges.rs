@@ -27,8 +27,8 @@ use tokio::{
 use tracing::debug;
 
 use self::{
-    answer::{AnswerHead, Whole},
-    fetch::{Begun, Work},
+    answer::{AnswerHead, WholeAnswer},
+    fetch::{Begun, DividedDownload},
     origin::{OriginConnection, Tunnels},
 };
 use super::Shared;
@@ -137,7 +137,7 @@ async fn carry(
 }
 
 /// Returns what identifies the answer, and the paths beside the one of its connection, if it is worth fetching over these too.
-fn divisible(shared: &Shared, first: &OriginConnection, head: &AnswerHead) -> Option<(Whole, Vec<usize>)> {
+fn divisible(shared: &Shared, first: &OriginConnection, head: &AnswerHead) -> Option<(WholeAnswer, Vec<usize>)> {
     let (access, least) = (&shared.access, shared.split_bytes?);
     let whole = head.whole().filter(|whole| whole.bytes >= least)?;
     let mut paths = access.uplink.paths_beside(&access.membership.get(), &first.place, whole.bytes);
@@ -151,33 +151,33 @@ async fn divide(
     tunnels: &Arc<Tunnels>,
     first: OriginConnection,
     write: &mut WriteHalf<'_>,
-    (asked, whole, others): (&[u8], Whole, &[usize]),
+    (asked, whole, others): (&[u8], WholeAnswer, &[usize]),
 ) -> Option<()> {
     let counters = &shared.access.counters;
     let path = first.place.line().path_place();
-    let work = Work::new(tunnels.clone(), asked, whole, counters.ranges_failed.clone());
+    let download = DividedDownload::new(tunnels.clone(), asked, whole, counters.ranges_failed.clone());
     let mut fetchers: JoinSet<Option<(usize, Begun)>> = JoinSet::new();
     let fetch = |fetchers: &mut JoinSet<_>, id, path, begun| {
-        let work = work.clone();
+        let download = download.clone();
         fetchers.spawn(async move {
-            work.fetch(id, path, begun).await;
+            download.fetch(id, path, begun).await;
             None
         });
     };
-    let fetching = work.clone();
+    let fetching = download.clone();
     fetchers.spawn(async move {
         fetching.fetch_first(first).await;
         None
     });
-    let (prober, probing, paths) = (work.add(), work.clone(), others.to_vec());
+    let (prober, probing, paths) = (download.add(), download.clone(), others.to_vec());
     fetchers.spawn(async move { probing.probe(prober, &paths).await });
     loop {
-        if fetchers.is_empty() && !work.has_arrived() {
+        if fetchers.is_empty() && !download.has_arrived() {
             // No server and no path brings the rest.
             return None;
         }
         tokio::select! {
-            bytes = timeout(shared.access.idle, work.next()) => match bytes {
+            bytes = timeout(shared.access.idle, download.next()) => match bytes {
                 Ok(Some(mut bytes)) => write.write_all_buf(&mut bytes).await.ok()?,
                 Ok(None) => return Some(()),
                 Err(_) => return None,
@@ -187,12 +187,14 @@ async fn divide(
                     debug!(paths = others.len() + 1, "the answer is fetched in ranges");
                     counters.answers_divided.inc();
                     fetch(&mut fetchers, prober, probed, Some(begun));
-                    let pairs = others.iter().flat_map(|path| [path, path]).chain([&path]);
-                    let mut seconds: Vec<_> = pairs.copied().collect();
-                    if let Some(at) = seconds.iter().position(|path| *path == probed) {
-                        seconds.swap_remove(at);
+                    // Each path has two fetchers.
+                    for &other in others {
+                        fetch(&mut fetchers, download.add(), other, None);
+                        if other != probed {
+                            fetch(&mut fetchers, download.add(), other, None);
+                        }
                     }
-                    seconds.into_iter().for_each(|path| fetch(&mut fetchers, work.add(), path, None));
+                    fetch(&mut fetchers, download.add(), path, None);
                 }
             }
         }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::super::http::{FIELDS, HEAD_BYTES};
+use super::super::http::{FIELDS, HEAD_BYTES, number, tokens, values};
 
 /// The head of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub struct AnswerHead {
 
 /// What identifies an answer that can be fetched in ranges.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Whole {
+pub struct WholeAnswer {
     /// The length of its content.
     pub bytes: u64,
     /// The strong validator, which all ranges must have.
@@ -44,34 +44,24 @@ pub fn head(bytes: &[u8]) -> Result<Option<(AnswerHead, usize)>, MalformedAnswer
         Ok(httparse::Status::Partial) if bytes.len() < HEAD_BYTES => return Ok(None),
         Ok(httparse::Status::Partial) | Err(_) => return Err(MalformedAnswer),
     };
-    let mut read = AnswerHead {
-        status: parsed.code.unwrap_or_default(),
-        content_bytes: None,
-        etag: None,
-        accepts_ranges: false,
-        content_range: None,
-        persists: parsed.version == Some(1),
+    let (fields, status) = (&*parsed.headers, parsed.code.unwrap_or_default());
+    let only = |name| {
+        let mut values = values(fields, name);
+        values.next().filter(|_| values.next().is_none()).map(<[u8]>::trim_ascii)
     };
-    let (mut lengths, mut is_coded) = (Vec::new(), false);
-    for field in &*parsed.headers {
-        let value = field.value.trim_ascii();
-        let text = || std::str::from_utf8(value).unwrap_or_default();
-        match &field.name.to_ascii_lowercase()[..] {
-            "content-length" => lengths.push(number(text())),
-            "transfer-encoding" => is_coded = true,
-            "etag" => {
-                read.etag =
-                    (value.len() > 2 && value.starts_with(b"\"") && value.ends_with(b"\"")).then(|| value.into())
-            }
-            "accept-ranges" => read.accepts_ranges |= has_token(text(), "bytes"),
-            "content-range" => read.content_range = content_range(text()),
-            "connection" => read.persists &= !has_token(text(), "close"),
-            _ => {}
-        }
-    }
-    // Whatever their fields say, these have no content (RFC 9112 §6.3).
-    let is_empty = matches!(read.status, 100..=199 | 204 | 304);
-    read.content_bytes = lengths.first().copied().flatten().filter(|_| lengths.len() == 1 && !is_coded && !is_empty);
+    let lists = |name, token: &str| values(fields, name).flat_map(tokens).any(|found| found == token);
+    // Whatever their fields say, some answers have no content, and a transfer coding changes its length (RFC 9112 §6.3).
+    let has_content = !matches!(status, 100..=199 | 204 | 304);
+    let is_plain = values(fields, "transfer-encoding").next().is_none();
+    let is_strong = |tag: &&[u8]| tag.len() > 2 && tag.starts_with(b"\"") && tag.ends_with(b"\"");
+    let read = AnswerHead {
+        status,
+        content_bytes: only("content-length").and_then(number).filter(|_| has_content && is_plain),
+        etag: only("etag").filter(is_strong).map(<[u8]>::to_vec),
+        accepts_ranges: lists("accept-ranges", "bytes"),
+        content_range: only("content-range").and_then(content_range),
+        persists: parsed.version == Some(1) && !lists("connection", "close"),
+    };
     Ok(Some((read, len)))
 }
 
@@ -79,14 +69,14 @@ impl AnswerHead {
     /// Returns what identifies the answer, if the rest of it may be fetched in ranges: the server says that it accepts these, the length is
     /// known, and a strong validator tells whether two ranges belong together (RFC 9110 §15.3.7.3).
     #[must_use]
-    pub fn whole(&self) -> Option<Whole> {
+    pub fn whole(&self) -> Option<WholeAnswer> {
         let is_divisible = self.status == 200 && self.accepts_ranges;
-        is_divisible.then(|| Some(Whole { bytes: self.content_bytes?, etag: self.etag.clone()? }))?
+        is_divisible.then(|| Some(WholeAnswer { bytes: self.content_bytes?, etag: self.etag.clone()? }))?
     }
 
     /// Whether the content is exactly this range of that answer.
     #[must_use]
-    pub fn is_range(&self, range: &Range<u64>, of: &Whole) -> bool {
+    pub fn is_range(&self, range: &Range<u64>, of: &WholeAnswer) -> bool {
         self.status == 206
             && self.content_range.as_ref() == Some(&(range.clone(), of.bytes))
             && self.content_bytes == Some(range.end - range.start)
@@ -94,7 +84,7 @@ impl AnswerHead {
     }
 }
 
-impl Whole {
+impl WholeAnswer {
     /// Returns the request for a range: that for the whole answer, whose head is `asked`, with two fields more. If the answer has changed,
     /// the server sends all of it (`If-Range`, RFC 9110 §13.1.5). `None` if `asked` was not made by this proxy.
     #[must_use]
@@ -106,20 +96,13 @@ impl Whole {
     }
 }
 
-fn has_token(list: &str, token: &str) -> bool {
-    list.split(',').any(|found| found.trim().eq_ignore_ascii_case(token))
-}
-
-fn number(text: &str) -> Option<u64> {
-    (!text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())).then(|| text.parse().ok())?
-}
-
 /// Reads a range of bytes and the length of the whole.
-fn content_range(text: &str) -> Option<(Range<u64>, u64)> {
-    let (unit, rest) = text.split_once(' ')?;
+fn content_range(value: &[u8]) -> Option<(Range<u64>, u64)> {
+    let (unit, rest) = std::str::from_utf8(value).ok()?.split_once(' ')?;
     let (range, length) = rest.trim().split_once('/')?;
     let (first, last) = range.split_once('-')?;
-    let (first, last, length) = (number(first)?, number(last)?, number(length)?);
+    let [first, last, length] = [first, last, length].map(|text| number(text.as_bytes()));
+    let (first, last, length) = (first?, last?, length?);
     let is_valid = unit.eq_ignore_ascii_case("bytes") && first <= last && last < length;
     is_valid.then(|| (first..last + 1, length))
 }
@@ -142,7 +125,7 @@ mod tests {
     #[test]
     fn only_an_answer_whose_ranges_can_be_told_apart_from_those_of_another_is_divided() {
         let whole = read(WHOLE).whole().unwrap();
-        assert_eq!(whole, Whole { bytes: 100, etag: b"\"v1\"".to_vec() });
+        assert_eq!(whole, WholeAnswer { bytes: 100, etag: b"\"v1\"".to_vec() });
         for (from, to) in [
             ("200 OK", "203 Non-Authoritative Information"),
             ("bytes", "none"),

@@ -11,7 +11,7 @@ use tokio::{
 };
 
 use super::{
-    answer::Whole,
+    answer::WholeAnswer,
     origin::{OriginConnection, Tunnels},
     plan::{FetcherId, RangePlan},
 };
@@ -30,11 +30,11 @@ const LOOK: Duration = Duration::from_millis(100);
 const TRIALS: usize = 3;
 
 /// An answer that is fetched in ranges.
-pub struct Work {
+pub struct DividedDownload {
     tunnels: Arc<Tunnels>,
     /// The head of the request for the whole answer.
     asked: Vec<u8>,
-    whole: Whole,
+    whole: WholeAnswer,
     plan: Mutex<RangePlan>,
     /// Notified when the client may take bytes.
     arrived: Notify,
@@ -72,9 +72,9 @@ enum Received {
     Lost,
 }
 
-impl Work {
-    /// Returns the work for an answer to the request `asked`, of which nothing has arrived. `failed` counts ranges to be fetched again.
-    pub fn new(tunnels: Arc<Tunnels>, asked: &[u8], whole: Whole, failed: Counter) -> Arc<Self> {
+impl DividedDownload {
+    /// Returns the download for an answer to the request `asked`, of which nothing has arrived. `failed` counts ranges to be fetched again.
+    pub fn new(tunnels: Arc<Tunnels>, asked: &[u8], whole: WholeAnswer, failed: Counter) -> Arc<Self> {
         let plan = Mutex::new(RangePlan::new(whole.bytes, Instant::now()));
         let (arrived, moved) = (Notify::new(), Notify::new());
         Arc::new(Self { tunnels, asked: asked.to_vec(), whole, plan, arrived, moved, failed })

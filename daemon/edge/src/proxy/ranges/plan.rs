@@ -45,7 +45,7 @@ pub struct RangePlan {
     is_divided: bool,
 }
 
-/// Consecutive bytes of the answer, which one fetcher receives.
+/// Consecutive bytes of the answer, which one fetcher receives, if any.
 struct Part {
     /// The byte after its last.
     end: u64,
@@ -53,13 +53,11 @@ struct Part {
     next: u64,
     /// What has arrived and the client has not taken.
     arrived: VecDeque<Bytes>,
-    /// `None` if nobody fetches the rest.
-    fetcher: Option<FetcherId>,
 }
 
 impl Part {
-    fn new(Range { start, end }: Range<u64>, fetcher: Option<FetcherId>) -> Self {
-        Self { end, next: start, arrived: VecDeque::new(), fetcher }
+    fn new(Range { start, end }: Range<u64>) -> Self {
+        Self { end, next: start, arrived: VecDeque::new() }
     }
 
     fn rest(&self) -> u64 {
@@ -116,7 +114,7 @@ impl RangePlan {
     pub fn new(length: u64, now: Instant) -> Self {
         let mut first = Fetcher::default();
         first.ask(0, now);
-        let parts = BTreeMap::from([(0, Part::new(0..length, Some(0)))]);
+        let parts = BTreeMap::from([(0, Part::new(0..length))]);
         Self { length, taken: 0, parts, fetchers: vec![first], is_divided: false }
     }
 
@@ -161,7 +159,7 @@ impl RangePlan {
         if let Some(of) = self.fetchers.get_mut(fetcher) {
             of.ask(range.start, now);
         }
-        self.parts.insert(range.start, Part::new(range, Some(fetcher)));
+        self.parts.insert(range.start, Part::new(range));
     }
 
     /// Gives a fetcher the range that it has to request next; `None` if there is none now.
@@ -177,23 +175,27 @@ impl RangePlan {
 
     /// Returns how many bytes to give a fetcher. All fetchers should take about equally long, so that none holds up the client.
     fn wanted(&self, fetcher: FetcherId, now: Instant) -> u64 {
-        let rates: Vec<_> = self.fetchers.iter().map(|fetcher| fetcher.rate(now)).collect();
-        let known: Vec<f64> = rates.iter().copied().flatten().collect();
-        let Some(own) = rates.get(fetcher).copied().flatten() else { return FIRST_BYTES };
-        let mean = known.iter().sum::<f64>() / known.len() as f64;
-        let share = own / (mean * rates.len() as f64).max(1.0);
+        let Some(own) = self.fetchers.get(fetcher).and_then(|of| of.rate(now)) else { return FIRST_BYTES };
+        let share = own / (self.mean_rate(now) * self.fetchers.len() as f64).max(1.0);
         ((WINDOW_BYTES / 2) as f64 * share).clamp(LEAST_BYTES as f64, (WINDOW_BYTES / 4) as f64) as u64
+    }
+
+    /// Returns the mean rate of the fetchers whose rates are known, in bytes per second.
+    fn mean_rate(&self, now: Instant) -> f64 {
+        let known: Vec<f64> = self.fetchers.iter().filter_map(|fetcher| fetcher.rate(now)).collect();
+        known.iter().sum::<f64>() / known.len().max(1) as f64
     }
 
     /// Cuts up to `wanted` bytes from the first part that nobody fetches.
     fn abandoned(&mut self, wanted: u64) -> Option<Range<u64>> {
-        let (&start, part) = self.parts.iter().find(|(_, part)| part.fetcher.is_none() && part.rest() > 0)?;
+        let is_fetched = |start: &u64| self.fetchers.iter().any(|of| of.part == Some(*start));
+        let (&start, part) = self.parts.iter().find(|(start, part)| part.rest() > 0 && !is_fetched(start))?;
         let end = part.end;
         self.parts.remove(&start);
         // A rest that is not worth a request goes along.
         let cut = if end - start < wanted + LEAST_BYTES { end } else { start + wanted };
         if cut < end {
-            self.parts.insert(cut, Part::new(cut..end, None));
+            self.parts.insert(cut, Part::new(cut..end));
         }
         Some(start..cut)
     }
@@ -207,25 +209,21 @@ impl RangePlan {
 
     /// Cuts off the end of the part that will end last, if this fetcher would bring these bytes clearly earlier.
     fn relief(&mut self, fetcher: FetcherId, now: Instant) -> Option<Range<u64>> {
-        let mean = {
-            let known: Vec<f64> = self.fetchers.iter().filter_map(|fetcher| fetcher.rate(now)).collect();
-            known.iter().sum::<f64>() / known.len().max(1) as f64
-        };
+        let mean = self.mean_rate(now);
         let rate = |of: &Fetcher| of.rate(now).unwrap_or(mean).max(1.0);
         let own = self.fetchers.get(fetcher)?;
         let (own_rate, own_wait) = (rate(own), own.wait.as_secs_f64());
-        // How long a part still takes. One that has not begun takes at least as long as it has waited already.
-        let remains = |part: &Part| {
-            let of = self.fetchers.get(part.fetcher?)?;
+        // How long each part still takes. One that has not begun takes at least as long as it has waited already.
+        let timed = self.fetchers.iter().filter_map(|of| {
+            let start = of.part?;
+            let part = self.parts.get(&start).filter(|part| part.rest() >= 2 * LEAST_BYTES)?;
             let waited = match (of.began, of.asked) {
                 (None, Some(asked)) => now.saturating_duration_since(asked).as_secs_f64(),
                 _ => 0.0,
             };
-            Some((part.rest() as f64 / rate(of) + waited, rate(of)))
-        };
-        let candidates = self.parts.iter().filter(|(_, part)| part.rest() >= 2 * LEAST_BYTES);
-        let timed = candidates.filter_map(|(start, part)| Some((*start, remains(part)?)));
-        let (start, (time, of_rate)) = timed.max_by(|one, other| one.1.0.total_cmp(&other.1.0))?;
+            Some((start, part.rest() as f64 / rate(of) + waited, rate(of)))
+        });
+        let (start, time, of_rate) = timed.max_by(|one, other| one.1.total_cmp(&other.1))?;
         let part = self.parts.get_mut(&start)?;
         let share = (part.rest() as f64 * own_rate / (own_rate + of_rate)) as u64;
         let share = share.clamp(LEAST_BYTES, part.rest() - LEAST_BYTES);
@@ -270,7 +268,6 @@ impl RangePlan {
             part.arrived.push_back(bytes);
         }
         if part.rest() == 0 {
-            part.fetcher = None;
             of.end(now);
         }
     }
@@ -281,11 +278,10 @@ impl RangePlan {
         let start = of.part;
         of.end(now);
         let Some(part) = start.and_then(|start| self.parts.get_mut(&start)) else { return };
-        part.fetcher = None;
         let (next, end) = (part.next, part.end);
         if start != Some(next) {
             part.end = next;
-            self.parts.insert(next, Part::new(next..end, None));
+            self.parts.insert(next, Part::new(next..end));
         }
     }
 

@@ -1,14 +1,23 @@
 //! Fetchers of different rates, in virtual time.
 
+use std::sync::LazyLock;
+
 use proptest::prelude::*;
 
 use super::*;
 
 const MIB: u64 = 1 << 20;
 
+/// The period of the answer's bytes.
+const PERIOD: usize = 251;
+
+/// More of these bytes than a test takes at once.
+static PATTERN: LazyLock<Bytes> = LazyLock::new(|| (0..20 << 20).map(|at: usize| (at % PERIOD) as u8).collect());
+
 /// Returns these bytes of the answer: each byte tells its place.
 fn bytes(range: Range<u64>) -> Bytes {
-    range.map(|at| (at % 251) as u8).collect()
+    let start = (range.start % PERIOD as u64) as usize;
+    PATTERN.slice(start..start + (range.end - range.start) as usize)
 }
 
 /// An answer, and what its client has received.
