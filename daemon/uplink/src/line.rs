@@ -373,7 +373,7 @@ impl Line {
         _ = self.outlook.subscribe().wait_for(is_silenced).await;
     }
 
-    /// Returns what its tunnels still have to carry, also those that are not open yet; the last call was `since` ago.
+    /// Returns what its tunnels still have to carry, including tunnels that are not open yet. The last call was `since` ago.
     #[must_use]
     pub fn placed(&self, since: Duration) -> Vec<Placed> {
         let (mut carried, opening) = (self.carried.lock(), self.opening.lock());

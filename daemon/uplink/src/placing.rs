@@ -8,6 +8,7 @@ use std::{
 
 use config::forward::TunnelMode;
 use masque::{h3::Code, priority::Priority, target::Target};
+use parking_lot::MutexGuard;
 use quic::class::{Class, Membership, Terms};
 use relay_client::{Opened, TunnelSecret, error::ConnectError};
 use sched::path::{PathChoice, Placement, back};
@@ -161,16 +162,13 @@ impl Uplink {
         link.map(|link| link.expecting(Some(ask.placed())))
     }
 
-    /// Chooses among the paths of `lines`, which are [those with room](State::with_room), and returns the index of the
-    /// path that `pick` takes. The choice consists of indices into the candidates, which `pick` gets as well. Only
-    /// paths of connections with the lowest [rank](super::choice::Choices::rank) are candidates.
-    fn choose(
+    /// Returns the indices of the paths of `lines` whose connections have the lowest [rank](super::choice::Choices::rank), and what is known
+    /// of all paths. Returns `None` without lines.
+    fn candidates(
         &self,
-        ask: &PathDemand,
         (state, left): (&State, Option<&Line>),
         lines: &[&Arc<Line>],
-        pick: impl FnOnce(&PathChoice, &[usize]) -> Option<usize>,
-    ) -> Option<usize> {
+    ) -> Option<(Vec<usize>, MutexGuard<'_, Vec<PathView>>)> {
         let chosen = state.chosen();
         // The states of connections may change meanwhile, so each rank is looked up once.
         let ranks: Vec<_> = lines.iter().map(|line| chosen.rank(line, left)).collect();
@@ -192,6 +190,20 @@ impl Uplink {
                 view.refresh(Instant::now(), &of_path);
             }
         }
+        Some((candidates, views))
+    }
+
+    /// Chooses among the paths of `lines`, which are [those with room](State::with_room), and returns the index of the
+    /// path that `pick` takes. The choice consists of indices into the candidates, which `pick` gets as well. Only
+    /// paths of connections with the lowest [rank](super::choice::Choices::rank) are candidates.
+    fn choose(
+        &self,
+        ask: &PathDemand,
+        (state, left): (&State, Option<&Line>),
+        lines: &[&Arc<Line>],
+        pick: impl FnOnce(&PathChoice, &[usize]) -> Option<usize>,
+    ) -> Option<usize> {
+        let (candidates, mut views) = self.candidates((state, left), lines)?;
         let paths: Vec<_> = candidates.iter().filter_map(|at| views.get(*at)).map(|view| view.path.clone()).collect();
         let turn = self.turn.fetch_add(1, Relaxed);
         let (request, paths) = ask.as_served(paths, self.discipline());

@@ -18,36 +18,23 @@ impl Uplink {
     /// carry nothing.
     #[must_use]
     pub fn paths_beside(&self, class: &Class, present: &LinkId, rest: u64) -> Vec<usize> {
-        let (present, own) = (present.line(), present.load().map(|load| load.left()));
+        let (line, own) = (present.line(), present.load().map(|load| load.left()));
         let state = self.state.borrow();
-        let (chosen, lines) = (state.chosen(), state.with_room(Instant::now(), None));
-        // Nothing goes beside the path or the relay that an operator has chosen, as with any placement.
-        let lowest = chosen.rank(present, None);
-        if lines.iter().any(|line| chosen.rank(line, None) < lowest) {
-            return Vec::new();
-        }
-        let mut places = vec![present.path_place];
-        for line in lines {
-            if chosen.rank(line, None) <= lowest && !places.contains(&line.path_place) {
-                places.push(line.path_place);
-            }
-        }
-        let views = self.views.lock();
-        places.retain(|place| views.get(*place).is_some_and(|view| view.is_known()));
+        let lines = state.with_room(Instant::now(), None);
+        let Some((places, views)) = self.candidates((&state, None), &lines) else { return Vec::new() };
+        // Nothing goes beside a path that is not a candidate itself, for example because an operator has chosen another.
+        let Some(at) = places.iter().position(|place| *place == line.path_place) else { return Vec::new() };
         let mut paths: Vec<_> =
             places.iter().filter_map(|place| views.get(*place)).map(|view| view.path.clone()).collect();
         drop(views);
-        if places.first() != Some(&present.path_place) {
-            return Vec::new();
-        }
-        if let (Some(path), Some(own)) = (paths.first_mut(), own) {
+        if let (Some(path), Some(own)) = (paths.get_mut(at), own) {
             without(path, own);
         }
         let mut ask = PathDemand::of(class, &self.sizes);
         ask.request.bytes = rest;
         let (request, paths) = ask.as_served(paths, self.discipline());
         let mut others = split(&request, &paths);
-        others.retain(|range| range.path > 0);
+        others.retain(|range| range.path != at);
         others.sort_by_key(|range| Reverse(range.bytes));
         others.iter().filter_map(|range| places.get(range.path).copied()).collect()
     }
