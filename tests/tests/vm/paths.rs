@@ -22,6 +22,7 @@ use lab::{
     site::{Counts, Family, SOON, Site, Terms},
     uplinks::{LISTEN, METRICS, PAYLOADS, Uplinks, edge, edge_with, pacectl, paths, wait_until_up},
 };
+use masque::template::Template;
 
 /// Tunnels take the second path only if the first takes none. On a slow machine, paths measure long round trips and low rates, so that a lower
 /// cost leaves tunnels on the second path: beside the others, they would gain too little.
@@ -155,7 +156,8 @@ fn tunnels_and_a_nested_connection_go_on_while_links_addresses_and_relays_change
 }
 
 fn an_operator_moves_tunnels(edge: &mut Carried<'_>) {
-    let [preferred, other] = [edge.site.template_beside(), edge.site.template(Family::V4)].map(|of| authority(&of));
+    let [preferred, other] = [edge.site.template_beside(), edge.site.template(Family::V4)]
+        .map(|template| Template::parse(&template).unwrap().origin().to_string());
     // Tunnels at a relay that is not moved from may be quiet, and end.
     let at_other = |edge: &Carried<'_>| edge.site.counts().unwrap().udp_tunnels();
     edge.begin("an operator moves the tunnels to the other link");
@@ -171,13 +173,6 @@ fn an_operator_moves_tunnels(edge: &mut Carried<'_>) {
     edge.moves(&["--relay", &preferred]);
     wait_for("the other relay to carry nothing", SOON, || (at_other(edge) == 0).then_some(())).unwrap();
     edge.moves(&[]);
-}
-
-/// Returns the host and port of a template.
-fn authority(template: &str) -> String {
-    let after = template.strip_prefix("https://").unwrap();
-    let authority = after.split('/').next().unwrap();
-    if authority.contains(':') { authority.to_owned() } else { format!("{authority}:443") }
 }
 
 fn the_address_changes(edge: &mut Carried<'_>) {

@@ -35,7 +35,7 @@ enum Ranges {
     Ignore,
     /// The file has another `ETag` by now.
     Change,
-    /// It sends other bytes than those that were requested.
+    /// It sends the wrong range.
     Misplace,
     /// It closes the connection in the middle of each.
     Break,
