@@ -14,11 +14,13 @@
 //! come is sorted, when it is small enough to stay in the fastest cache. A few entries, or entries that arrive in order
 //! of rank, as in round robin, never leave the lane.
 
+mod entry;
 mod far;
 mod near;
 #[cfg(test)]
 mod tests;
 
+use entry::Entry;
 use far::Far;
 use near::Near;
 
@@ -52,13 +54,6 @@ const STALE_MOST: usize = 64;
 /// An empty queue keeps memory for this many entries, and for keys up to `KEPT_KEYS`.
 const KEPT: usize = 1024;
 const KEPT_KEYS: usize = 16 * 1024;
-
-#[derive(Clone, Copy, Debug)]
-struct Entry<R> {
-    rank: R,
-    /// The push number in the high half, the key in the low half, so that the older of equal ranks has the smaller tag.
-    tag: u64,
-}
 
 impl<R: Copy + Into<u64>> Pifo<R> {
     /// Creates an empty queue without allocating.
@@ -203,25 +198,6 @@ impl<R: Copy + Into<u64>> Pifo<R> {
         if key as usize >= self.pushed.len() {
             self.pushed.resize(key as usize + 1, OUT);
         }
-    }
-}
-
-impl<R: Copy + Into<u64>> Entry<R> {
-    fn new(rank: R, push: u32, key: u32) -> Self {
-        Self { rank, tag: u64::from(push) << 32 | u64::from(key) }
-    }
-
-    const fn push(self) -> u32 {
-        (self.tag >> 32) as u32
-    }
-
-    const fn key(self) -> u32 {
-        self.tag as u32
-    }
-
-    /// Rank and age in one number, so that a comparison has no branch that could be mispredicted.
-    fn order(self) -> u128 {
-        u128::from(self.rank.into()) << 64 | u128::from(self.tag)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Entries whose turn is far off: buckets by the digits of their ranks.
 
-use super::{Entry, near::Near};
+use super::{entry::Entry, near::Near};
 
 /// Ranks beyond `reach`, in buckets.
 ///

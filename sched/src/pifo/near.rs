@@ -1,6 +1,6 @@
 //! Entries whose turn is near.
 
-use super::Entry;
+use super::entry::Entry;
 
 /// A sorted lane for entries that arrive nearly in order, and a heap for the others.
 #[derive(Clone, Debug)]
