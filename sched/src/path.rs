@@ -10,14 +10,20 @@
 //! connections can do no more; packet schedulers of multipath QUIC may do better or worse.
 
 pub mod back;
+mod candidate;
 pub mod estimate;
 pub mod precedence;
 pub mod slow;
 pub mod split;
+mod stream;
 #[cfg(test)]
 mod tests;
 
-use self::{precedence::Precedence, split::ByteRange};
+use self::split::ByteRange;
+pub use self::{
+    candidate::CandidatePath,
+    stream::{Placed, StreamProfile},
+};
 
 /// How a path is chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -63,66 +69,6 @@ impl Placement {
 /// The largest request, in bytes, that is sent over two paths: a few packets, so that copies cost a path little.
 pub const COPIED_BYTES: u64 = 16 * 1024;
 
-/// The known properties of a path, in the direction of most bytes.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct CandidatePath {
-    /// The smoothed round trip (RFC 9002 §5.3), in nanoseconds.
-    pub smoothed_rtt_ns: u64,
-    /// The shortest round trip, in nanoseconds; 0 if it is not known.
-    pub min_rtt_ns: u64,
-    /// How fast it delivers, in bytes per second; 0 counts as 1.
-    pub bytes_per_sec: u64,
-    /// Bytes ahead of every placed stream: in flight, or of no stream in `placed`.
-    pub backlog_bytes: u64,
-    /// How many bytes the sender may have in flight there: its congestion window. A path that carries more than that in a
-    /// round trip idles for the rest of it, until slow start has doubled the window often enough. 0 means unknown, and
-    /// counts as large enough.
-    pub window_bytes: u64,
-    /// How long it takes until a stream can begin there: the one-way time of the request, if the placing end requests and
-    /// the other end sends. FStream's equations do not count this time, because FStream's placing end sends.
-    pub lead_ns: u64,
-    /// The streams on it that have not yet ended.
-    pub placed: Vec<Placed>,
-    /// The time that a stream must gain, in nanoseconds, before it takes this path rather than one that costs nothing.
-    pub cost_ns: u64,
-}
-
-/// The known properties of a stream on a path.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Placed {
-    /// The bytes that it still has to send.
-    pub bytes: u64,
-    /// Its weight among the streams with which it shares the path (HTTP/2's priority in FStream); 0 counts as 1.
-    pub weight: u32,
-    /// Its place in the order of the path, as far as the path's discipline ranks by it ([`Precedence::under`]).
-    pub precedence: Precedence,
-}
-
-impl Placed {
-    /// Returns a stream on a path whose streams share it by weight.
-    #[must_use]
-    pub const fn by_weight(bytes: u64, weight: u32) -> Self {
-        Self { bytes, weight, precedence: Precedence::SHARED }
-    }
-}
-
-/// A stream to be placed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StreamProfile {
-    /// How many bytes it has to send.
-    pub bytes: u64,
-    /// Its weight among the streams with which it shares a path; 0 counts as 1.
-    pub weight: u32,
-    /// Its place in the order of a path, as in [`Placed`].
-    pub precedence: Precedence,
-    /// Whether its class is urgent.
-    pub is_urgent: bool,
-    /// Whether it may arrive twice (idempotent, RFC 9110 §9.2.2).
-    pub is_idempotent: bool,
-    /// Whether it can be fetched in ranges (RFC 9110 §14).
-    pub is_divisible: bool,
-}
-
 /// Where a request goes. Paths are named by their index in the list given to [`place`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PathChoice {
@@ -144,38 +90,6 @@ impl PathChoice {
         }
     }
 }
-
-impl StreamProfile {
-    /// Returns `bytes` of it as a stream on a path.
-    #[must_use]
-    pub const fn part(&self, bytes: u64) -> Placed {
-        Placed { bytes, weight: self.weight, precedence: self.precedence }
-    }
-}
-
-impl CandidatePath {
-    /// Returns the round trip of the path without queues, in nanoseconds: the shortest one, or the smoothed one if the
-    /// shortest is unknown.
-    #[must_use]
-    pub const fn shortest_rtt_ns(&self) -> u64 {
-        if self.min_rtt_ns > 0 { self.min_rtt_ns } else { self.smoothed_rtt_ns }
-    }
-
-    /// Whether its window has room: the bytes waiting and in flight are fewer than it delivers in a smoothed round trip,
-    /// which is the window that a sender needs to use it fully.
-    #[must_use]
-    pub fn has_window(&self) -> bool {
-        let window = u128::from(self.bytes_per_sec) * u128::from(self.smoothed_rtt_ns) / NS_PER_SEC;
-        let waiting = self.placed.iter().map(|placed| u128::from(placed.bytes)).sum::<u128>();
-        // One packet always fits.
-        waiting + u128::from(self.backlog_bytes) < window.max(PACKET_BYTES)
-    }
-}
-
-/// The smallest window, so that one packet always fits.
-const PACKET_BYTES: u128 = 1_200;
-
-const NS_PER_SEC: u128 = 1_000_000_000;
 
 /// Chooses where a request goes. Returns `None` if there is no path. `turn` counts the requests before this one; only
 /// round-robin uses it. Of equal paths the first is chosen.

@@ -3,7 +3,11 @@
 //! All times are nanoseconds from now until the last byte has arrived, as `f64`, so that extreme sizes and rates neither
 //! overflow nor round to nothing.
 
-use super::{CandidatePath, Placed, StreamProfile, precedence::EarlierStream};
+use super::{
+    candidate::CandidatePath,
+    precedence::EarlierStream,
+    stream::{Placed, StreamProfile},
+};
 
 /// FStream's equations 1 and 2: `SIZE / b + RTT / 2` with `b = PRT / (SUM + PRT) · BW`, where SUM is the weight of all streams
 /// on the path.

@@ -1,6 +1,6 @@
 //! A large request spread over several paths, by ranges (RFC 9110 §14).
 
-use super::{CandidatePath, StreamProfile, estimate};
+use super::{candidate::CandidatePath, estimate, stream::StreamProfile};
 
 /// The least gain of several paths over one, as a fraction of the time on one path. Estimate errors and losses cost about
 /// as much.

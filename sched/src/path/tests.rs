@@ -2,6 +2,7 @@ use proptest::prelude::*;
 
 use super::{
     estimate::{fair_ns, finish_ns, fstream_ns},
+    precedence::Precedence,
     split::{LEAST_BYTES, split},
     *,
 };
