@@ -1,8 +1,8 @@
 //! The decider during training: the network, occasional random actions, and an update after each decision.
 
 use super::{
-    Trained, Training,
     adam::{Adam, Gradient},
+    recipe::{Trained, Training},
     replay::{Replay, Step},
 };
 use crate::{

@@ -1,5 +1,6 @@
 use super::*;
 use crate::route::{
+    features::Features,
     mlp::Activations,
     policy::RoutingPolicy,
     router::Router,
