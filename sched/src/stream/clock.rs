@@ -1,6 +1,6 @@
 //! The components of ranks: arrivals, deadlines, priorities, virtual time and random draws.
 
-use super::{Discipline, Level, Low, Service};
+use super::discipline::{Discipline, Level, Low, Service};
 use crate::random::Random;
 
 /// A stream's place in the order: the smaller rank goes first, equal ranks take turns.
@@ -122,12 +122,12 @@ impl Account {
     pub(super) fn open(&mut self, service: &Service, clock: &mut DisciplineClock) {
         self.arrival = clock.arrival();
         self.start(service, clock);
-        clock.sharing += usize::from(is_by_share(clock.discipline, service));
+        clock.sharing += usize::from(clock.discipline.is_by_share(service));
     }
 
     /// Notes that the stream, which waited, does not wait any more.
     pub(super) fn close(service: &Service, clock: &mut DisciplineClock) {
-        clock.sharing = clock.sharing.saturating_sub(usize::from(is_by_share(clock.discipline, service)));
+        clock.sharing = clock.sharing.saturating_sub(usize::from(clock.discipline.is_by_share(service)));
     }
 
     /// Notes that the service of the stream, which `waits` or not, changed from `before`.
@@ -135,7 +135,7 @@ impl Account {
         if weight(before) != weight(service) || before.level != service.level {
             self.carry = 0;
             self.start(service, clock);
-            let [shared, shares] = [before, service].map(|of| waits && is_by_share(clock.discipline, of));
+            let [shared, shares] = [before, service].map(|of| waits && clock.discipline.is_by_share(of));
             clock.sharing = (clock.sharing + usize::from(shares)).saturating_sub(usize::from(shared));
         }
     }
@@ -188,6 +188,14 @@ impl Account {
     }
 }
 
+impl Discipline {
+    /// Whether a stream of this service gets a share by its weight, charged by the bytes that it sends.
+    #[must_use]
+    pub const fn is_by_share(self, service: &Service) -> bool {
+        matches!(order(self, service).1, Order::Share)
+    }
+}
+
 const fn order(discipline: Discipline, service: &Service) -> (Band, Order) {
     match (discipline, service.level) {
         (Discipline::Rr, _) => (Band::First, Order::Turns),
@@ -203,11 +211,6 @@ const fn order(discipline: Discipline, service: &Service) -> (Band, Order) {
         (Discipline::Wfq, _) => (Band::First, Order::Share),
         (Discipline::Lottery, _) => (Band::First, Order::Draw),
     }
-}
-
-/// Whether a discipline orders a stream of this service by virtual start time.
-pub(super) const fn is_by_share(discipline: Discipline, service: &Service) -> bool {
-    matches!(order(discipline, service).1, Order::Share)
 }
 
 const fn by_deadline(service: &Service, dated: Band, undated: Band) -> (Band, Order) {
