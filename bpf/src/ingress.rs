@@ -10,6 +10,7 @@ use aya::programs::Xdp;
 pub use self::{
     guard::{Arrivals, Guard, GuardedListener, KnownAddresses},
     limits::{GuardLimits, RateLimit},
+    object::{OBJECT, PROGRAM},
     reason::GuardReason,
 };
 pub use crate::connection_id::IdKeys;
@@ -22,13 +23,8 @@ use crate::{
 
 mod guard;
 mod limits;
+mod object;
 mod reason;
-
-/// The compiled program with its maps, as an ELF object that libbpf and `bpftool prog loadall` accept as well.
-pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/ingress.bpf.o"));
-
-/// The program's name, as `bpftool prog` and `ip link` show it.
-pub const PROGRAM: &str = "paced_ingress";
 
 /// Where XDP runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,9 +8,13 @@ use std::{
 
 use aya::maps::{Array, HashMap, MapData, PerCpuArray};
 
-use super::{GuardLimits, GuardReason, IdKeys, PROGRAM, RateLimit};
+use super::{
+    limits::{GuardLimits, RateLimit},
+    object::PROGRAM,
+    reason::GuardReason,
+};
 use crate::{
-    connection_id::{set_keys, words},
+    connection_id::{IdKeys, set_keys, words},
     error::{Cause, Error},
     intf::{self, RawArrivals, RawIdKeys, RawLimit, RawLimits, RawListener, RawStampKey},
     tables::Tables,
