@@ -8,7 +8,7 @@ use sched::route::{Dqn, RoutingPolicy, Tensor};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use super::PolicyFile;
+use super::file::PolicyFile;
 
 /// The only entry of a file's metadata. Several entries would have no fixed order, so the same network would not
 /// always give the same file.

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use sched::route::{Measure, RoutingPolicy, Thresholds};
 use serde::{Deserialize, Serialize};
 
-use super::PolicyFile;
+use super::file::PolicyFile;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
