@@ -20,16 +20,14 @@
 //! its own.
 
 mod batch;
+mod state;
 mod tokens;
 
 use std::{
     convert::Infallible,
     io,
     net::SocketAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
-    },
+    sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
 };
 
@@ -43,41 +41,21 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use parking_lot::Mutex;
 use rustls::ServerConfig;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 use serde_json::{Value, json};
-use tokio::sync::{
-    mpsc::{UnboundedSender, unbounded_channel},
-    oneshot,
-};
+use tokio::sync::{mpsc::unbounded_channel, oneshot};
 use tokio_rustls::TlsAcceptor;
 
-pub use self::batch::{Batching, Gpu};
+pub use self::{
+    batch::{Batching, Gpu},
+    state::{Asked, Says, Speed},
+};
 use self::{
-    batch::Sequence,
+    state::{Pace, State},
     tokens::{End, Tokens},
 };
 use crate::{authority::Issued, netns::Namespace};
-
-/// How long an engine takes for each kind of work.
-#[derive(Clone, Copy, Debug)]
-pub struct Speed {
-    /// Until the first token, for a prompt of any length.
-    pub prefill: Duration,
-    /// For one step, in which each request gets a token.
-    pub step: Duration,
-    /// How much longer a step takes for each request.
-    pub step_per_request: Duration,
-}
-
-impl Default for Speed {
-    /// Fast, and hardly slower under load.
-    fn default() -> Self {
-        let micros = Duration::from_micros;
-        Self { prefill: micros(2_000), step: micros(1_000), step_per_request: micros(20) }
-    }
-}
 
 /// An engine that runs until it is dropped.
 #[derive(Debug)]
@@ -86,60 +64,6 @@ pub struct Engine {
     address: SocketAddr,
     end: Option<oneshot::Sender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
-}
-
-#[derive(Debug)]
-struct State {
-    name: String,
-    pace: Pace,
-    /// Multiplies every duration of a [`Speed`].
-    slowness: AtomicU32,
-    running: AtomicU64,
-    asked: AtomicU64,
-    finished: AtomicU64,
-    cancelled: AtomicU64,
-    last: Mutex<Option<Asked>>,
-    says: Mutex<Says>,
-}
-
-/// What decides when tokens are made.
-#[derive(Debug)]
-enum Pace {
-    /// Each request by itself, more slowly the more there are.
-    Alone(Speed),
-    /// All requests step by step.
-    Batch { ask: UnboundedSender<Sequence>, late_ns: Arc<AtomicU64> },
-}
-
-/// What an engine reports about itself.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Says {
-    /// It is ready, and reports its own number of requests.
-    #[default]
-    Ready,
-    /// It is loading its model: 503.
-    Loading,
-    /// It never answers.
-    Nothing,
-    /// Its metrics are 3.5 MiB long.
-    TooMuch,
-    /// It also works on this many requests of other clients.
-    Others(u32),
-}
-
-/// A request that an engine received.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asked {
-    /// The path.
-    pub path: String,
-    /// The body.
-    pub body: String,
-    /// The key that the request contained.
-    pub authorization: Option<String>,
-    /// The fields that say to which request of the client it belongs: `x-request-id` and `traceparent`.
-    pub traced: [Option<String>; 2],
-    /// The version of HTTP.
-    pub version: hyper::Version,
 }
 
 impl Engine {
@@ -192,17 +116,7 @@ impl Engine {
         tls: Option<TlsAcceptor>,
         work: impl Future<Output = ()> + Send + 'static,
     ) -> Result<Self> {
-        let state = Arc::new(State {
-            name: name.to_owned(),
-            pace,
-            slowness: AtomicU32::new(1),
-            running: AtomicU64::new(0),
-            asked: AtomicU64::new(0),
-            finished: AtomicU64::new(0),
-            cancelled: AtomicU64::new(0),
-            last: Mutex::default(),
-            says: Mutex::default(),
-        });
+        let state = Arc::new(State::new(name, pace));
         let (address, (end, ended)) = (listener.local_addr()?, oneshot::channel());
         listener.set_nonblocking(true)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

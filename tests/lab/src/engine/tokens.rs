@@ -15,7 +15,10 @@ use tokio::{
     time::{Sleep, sleep},
 };
 
-use super::{Pace, State, batch::Sequence};
+use super::{
+    batch::Sequence,
+    state::{Pace, State},
+};
 
 /// How an answer ends after its tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
