@@ -3,38 +3,17 @@
 use bytes::{Buf as _, Bytes, BytesMut};
 use serde::{Deserialize, de::IgnoredAny};
 
-pub use self::token_report::TokenReport;
 use self::{
+    malformed::MAX_EVENT_BYTES,
     token_report::Usage,
     usage_filter::{EventLine, UsageFilter},
 };
+pub use self::{malformed::MalformedEvent, token_report::TokenReport};
 use crate::is_about_credentials;
 
+mod malformed;
 mod token_report;
 mod usage_filter;
-
-/// The maximum size of an event, in bytes.
-const MAX_EVENT_BYTES: usize = 1 << 20;
-
-/// The fault of an event, which ends an engine's stream early.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MalformedEvent {
-    /// The data of an event is neither a JSON object nor `[DONE]`.
-    NoJson,
-    /// An event is longer than 1 MiB.
-    TooLong,
-}
-
-impl MalformedEvent {
-    /// Returns a description of the engine's fault.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::NoJson => "it sent an event that is no JSON object",
-            Self::TooLong => "it sent an event of more than 1 MiB",
-        }
-    }
-}
 
 /// Checks a stream of events line by line. Bytes of incomplete lines wait for the rest. May take out the events that contain nothing but
 /// `usage`.

@@ -2,7 +2,7 @@
 
 use bytes::BytesMut;
 
-use super::{MAX_EVENT_BYTES, MalformedEvent};
+use super::malformed::{MAX_EVENT_BYTES, MalformedEvent};
 
 /// A line of a stream of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
