@@ -7,22 +7,22 @@ use bytes::Bytes;
 use serde::{Deserialize, de::IgnoredAny};
 use serde_json::value::RawValue;
 
-pub use self::{error::OpenAiError, renamed::RenamedBody, usage_option::UsageOption};
+use self::place::place;
+pub use self::{
+    error::{OpenAiError, excerpt},
+    operation::Operation,
+    path::model_name,
+    renamed::RenamedBody,
+    usage_option::UsageOption,
+};
 
 mod error;
+mod operation;
+mod path;
+mod place;
 mod renamed;
 pub mod sse;
 mod usage_option;
-
-/// How much of a client's own text errors and records repeat, in bytes. A body may consist of one long name, and errors and records do
-/// not count against the bound on bodies.
-const EXCERPT_BYTES: usize = 256;
-
-/// Returns the beginning of a client's text, for errors and records: at most 256 bytes, in whole letters.
-#[must_use]
-pub fn excerpt(text: &str) -> &str {
-    text.get(..text.floor_char_boundary(EXCERPT_BYTES)).unwrap_or_default()
-}
 
 /// The tokens that an engine bills (`usage`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,115 +31,6 @@ pub struct TokenUsage {
     pub prompt_tokens: u64,
     /// The answer's tokens.
     pub completion_tokens: u64,
-}
-
-/// The served operations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Operation {
-    /// `POST /v1/chat/completions`.
-    ChatCompletions,
-    /// `POST /v1/completions`.
-    Completions,
-    /// `POST /v1/embeddings`.
-    Embeddings,
-    /// `GET /v1/models`.
-    Models,
-    /// `GET /v1/models/{id}`.
-    Model,
-    /// `GET /health`, or HEAD.
-    Health,
-}
-
-impl Operation {
-    /// The operations that a path names completely.
-    const WHOLE: [Self; 5] = [Self::ChatCompletions, Self::Completions, Self::Embeddings, Self::Models, Self::Health];
-
-    /// Returns the operation that a request's method and path name; the query does not count.
-    ///
-    /// # Errors
-    /// The path is unknown, or takes another method.
-    pub fn of(method: &[u8], path: &[u8]) -> Result<Self, OpenAiError> {
-        let operation = match model_in(path) {
-            Some(_) => Self::Model,
-            None => {
-                let path = without_query(path);
-                let operation = Self::WHOLE.into_iter().find(|operation| operation.path().as_bytes() == path);
-                operation.ok_or(OpenAiError::NotFound)?
-            }
-        };
-        let is_allowed = operation.methods().split(", ").any(|allowed| allowed.as_bytes() == method);
-        if is_allowed { Ok(operation) } else { Err(OpenAiError::Method(operation)) }
-    }
-
-    /// Returns the path.
-    #[must_use]
-    pub const fn path(self) -> &'static str {
-        match self {
-            Self::ChatCompletions => "/v1/chat/completions",
-            Self::Completions => "/v1/completions",
-            Self::Embeddings => "/v1/embeddings",
-            Self::Models => "/v1/models",
-            Self::Model => "/v1/models/{id}",
-            Self::Health => "/health",
-        }
-    }
-
-    /// Whether its streams may end with an event of `usage`, if the request asks for it (`stream_options.include_usage`).
-    #[must_use]
-    pub const fn may_have_usage_event(self) -> bool {
-        matches!(self, Self::ChatCompletions | Self::Completions)
-    }
-
-    /// Returns the allowed methods, as in `allow` (RFC 9110 §10.2.1).
-    #[must_use]
-    pub const fn methods(self) -> &'static str {
-        match self {
-            // Some monitors ask for the head only.
-            Self::Health => "GET, HEAD",
-            Self::Models | Self::Model => "GET",
-            _ => "POST",
-        }
-    }
-
-    /// Returns the label for metrics, as OpenTelemetry's conventions for generative AI name operations
-    /// (`gen_ai.operation.name`).
-    #[must_use]
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::ChatCompletions => "chat",
-            Self::Completions => "text_completion",
-            Self::Embeddings => "embeddings",
-            Self::Models => "models",
-            Self::Model => "model",
-            Self::Health => "health",
-        }
-    }
-}
-
-fn without_query(path: &[u8]) -> &[u8] {
-    path.split(|byte| *byte == b'?').next().unwrap_or_default()
-}
-
-/// Returns the encoded name of the model in the path of [`Operation::Model`]. Names may contain slashes.
-fn model_in(path: &[u8]) -> Option<&[u8]> {
-    without_query(path).strip_prefix(b"/v1/models/").filter(|name| !name.is_empty())
-}
-
-/// Returns the name of the model in the path of [`Operation::Model`], percent-decoded (RFC 3986 §2.1).
-///
-/// # Errors
-/// It is not UTF-8, or not encoded in this way.
-pub fn model_name(path: &[u8]) -> Result<String, OpenAiError> {
-    let mut encoded = model_in(path).unwrap_or_default().iter().copied();
-    let mut name = Vec::new();
-    while let Some(byte) = encoded.next() {
-        let mut digit = || char::from(encoded.next()?).to_digit(16);
-        name.push(match byte {
-            b'%' => digit().zip(digit()).map(|(high, low)| (16 * high + low) as u8).ok_or(OpenAiError::NotFound)?,
-            other => other,
-        });
-    }
-    String::from_utf8(name).map_err(|_| OpenAiError::NotFound)
 }
 
 /// The fields of a request's body that decide where it goes.
@@ -252,12 +143,6 @@ impl RoutingFields {
     }
 }
 
-/// Returns the range of a raw value in the text that it was read from, of which it is a part.
-fn place(raw: &str, text: &str) -> Option<Range<usize>> {
-    let start = (raw.as_ptr() as usize).checked_sub(text.as_ptr() as usize)?;
-    Some(start..start + raw.len())
-}
-
 /// Returns the whole number that a number of a body stands for; `None` below 0.
 fn whole(number: f64) -> Option<u32> {
     // A number above `u32::MAX` becomes `u32::MAX`.
@@ -297,32 +182,6 @@ pub const fn is_about_credentials(status: u16) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_operation_depends_on_method_and_path_and_not_on_the_query() {
-        assert_eq!(Operation::of(b"POST", b"/v1/chat/completions?a=b"), Ok(Operation::ChatCompletions));
-        assert_eq!(Operation::of(b"GET", b"/v1/models"), Ok(Operation::Models));
-        assert_eq!(Operation::of(b"GET", b"/v1/completions"), Err(OpenAiError::Method(Operation::Completions)));
-        assert_eq!(Operation::of(b"POST", b"/v1/completions/"), Err(OpenAiError::NotFound));
-        assert_eq!(Operation::of(b"POST", b""), Err(OpenAiError::NotFound));
-        assert_eq!(Operation::of(b"GET", b"/v1/models/"), Err(OpenAiError::NotFound));
-        assert_eq!(Operation::of(b"GET", b"/v1/models/a/b?c"), Ok(Operation::Model));
-        assert_eq!(Operation::of(b"DELETE", b"/v1/models/a"), Err(OpenAiError::Method(Operation::Model)));
-        assert_eq!(
-            [&b"GET"[..], b"HEAD"].map(|method| Operation::of(method, b"/health")),
-            [const { Ok(Operation::Health) }; 2]
-        );
-    }
-
-    #[test]
-    fn a_model_in_a_path_may_be_encoded_and_may_contain_slashes() {
-        for path in ["/v1/models/meta/L%20%C3%A4?x=%", "/v1/models/meta%2fL%20ä"] {
-            assert_eq!(model_name(path.as_bytes()), Ok("meta/L ä".to_owned()), "{path}");
-        }
-        for path in ["/v1/models/%", "/v1/models/%4", "/v1/models/%+4", "/v1/models/%ff", "/v1/models/%zz"] {
-            assert_eq!(model_name(path.as_bytes()), Err(OpenAiError::NotFound), "{path}");
-        }
-    }
 
     #[test]
     fn only_the_models_name_is_rewritten() {

@@ -5,6 +5,8 @@ use std::ops::Range;
 use serde::{Deserialize, Deserializer, de::IgnoredAny};
 use serde_json::value::RawValue;
 
+use super::place::place;
+
 /// The added member of an object, if it has other members.
 const MEMBER: &str = r#""include_usage":true,"#;
 
@@ -57,7 +59,7 @@ impl UsageOption {
         let Some(options) = serde_json::from_str::<Body<'_>>(text).ok()?.stream_options.map(RawValue::get) else {
             return Some(Self { at: after..after, text: FIELD });
         };
-        let at = super::place(options, text)?;
+        let at = place(options, text)?;
         if options == "null" {
             return Some(Self { at, text: VALUE });
         }
