@@ -19,22 +19,20 @@ use toml::{
 use crate::error::{Error, Errors, Problem};
 
 mod keys;
+mod lines;
 mod merge;
 mod named;
 mod schema;
 mod value;
 
 pub use self::merge::FilePart;
-use self::{
-    keys::Lines,
-    value::{shown, unfit},
-};
 pub(crate) use self::{
     keys::write,
-    named::{ClassName, HopName, Name, PathName, ScheduleName},
+    named::{ClassName, HopName, PathName, ScheduleName},
     schema::Schema,
     value::{Value, Word, text, unsigned, whole_number, words},
 };
+use self::{lines::Lines, value::unfit};
 
 /// Names whose Jaro-Winkler similarity to every known key is below this get no suggestion.
 const SIMILAR: f64 = 0.8;
@@ -226,8 +224,8 @@ impl<'a> Section<'a> {
 
     /// Refuses two values that contradict each other, at the first that is the section's own; if neither is, the
     /// section that has them refuses them.
-    pub(crate) fn refuse_pair(&self, keys: [&'static str; 2], cause: &'static str, remedy: &'static str) {
-        if let Some(key) = keys.into_iter().find(|key| self.has(key)) {
+    pub(crate) fn refuse_pair(&self, pair: [&'static str; 2], cause: &'static str, remedy: &'static str) {
+        if let Some(key) = pair.into_iter().find(|key| self.has(key)) {
             self.refuse(key, Problem::Contradiction { cause, remedy });
         }
     }
@@ -263,12 +261,12 @@ impl<'a> Section<'a> {
     }
 
     /// Refuses a section that has neither of two keys; the message names the first, which is the more usual.
-    pub(crate) fn require_one_of(&self, keys: [&'static str; 2], expected: &'static str) {
+    pub(crate) fn require_one_of(&self, either: [&'static str; 2], expected: &'static str) {
         if let Some(described) = &self.report.schema {
-            described.borrow_mut().demand_one_of(&self.path, keys);
+            described.borrow_mut().demand_one_of(&self.path, either);
         }
-        let [key, _] = keys;
-        if keys.iter().all(|key| self.lacks(key)) {
+        let [key, _] = either;
+        if either.iter().all(|key| self.lacks(key)) {
             self.refuse(key, Problem::Missing { key, expected });
         }
     }

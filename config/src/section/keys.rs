@@ -12,36 +12,23 @@ use std::{cell::RefCell, fmt::Display, ops::RangeInclusive, time::Duration};
 
 use toml::{Spanned, de::DeValue};
 
-use super::{Name, Report, Section, Value, closest, schema, shown, unsigned};
+use super::{
+    Report, Section, closest,
+    lines::Lines,
+    named::Name,
+    schema,
+    value::{Value, shown, unsigned},
+};
 use crate::error::Problem;
 
 /// How many names a message lists.
 const SHOWN_NAMES: usize = 8;
 
-/// The lines of a table that is being written.
-#[derive(Default)]
-pub(super) struct Lines {
-    lines: Vec<String>,
-    is_whole: bool,
-    /// Keys that have no meaning here.
-    left_out: Vec<&'static str>,
-    /// Whether the keys asked for have their default.
-    is_tacit: bool,
-}
-
-impl Lines {
-    /// Omits `key`.
-    pub(super) fn leave_out(&mut self, key: &'static str) {
-        self.left_out.push(key);
-    }
-}
-
 /// Returns the keys that `walk` visits as lines; includes defaults if `is_whole`.
 pub(crate) fn write<T>(is_whole: bool, walk: impl FnOnce(&mut Section<'_>) -> T) -> Vec<String> {
-    let lines = Some(RefCell::new(Lines { is_whole, ..Lines::default() }));
-    let report = Report { lines, ..Report::default() };
+    let report = Report { lines: Some(RefCell::new(Lines::new(is_whole))), ..Report::default() };
     Section::open(&report, String::new(), 0, None, walk);
-    report.lines.map(|lines| lines.into_inner().lines).unwrap_or_default()
+    report.lines.map(|lines| lines.into_inner().into_vec()).unwrap_or_default()
 }
 
 impl Section<'_> {
@@ -199,7 +186,7 @@ impl Section<'_> {
 
     fn set_tacit(&self, is_tacit: bool) {
         if let Some(lines) = &self.report.lines {
-            lines.borrow_mut().is_tacit = is_tacit;
+            lines.borrow_mut().set_tacit(is_tacit);
         }
     }
 
@@ -227,11 +214,8 @@ impl Section<'_> {
 
     /// Writes the value that `held` returns, if this is a writer and the key should be written.
     fn say(&self, key: &'static str, held: impl FnOnce() -> Option<String>) {
-        let Some(lines) = &self.report.lines else { return };
-        let mut lines = lines.borrow_mut();
-        let is_said = (lines.is_whole || !lines.is_tacit) && !lines.left_out.contains(&key);
-        if let Some(value) = is_said.then(held).flatten() {
-            lines.lines.push(format!("{key} = {value}"));
+        if let Some(lines) = &self.report.lines {
+            lines.borrow_mut().say(key, held);
         }
     }
 }
