@@ -1,6 +1,6 @@
 //! Explains a configuration in words.
 
-use std::{fmt::Display, time::SystemTime};
+use std::time::SystemTime;
 
 use crate::{
     Config,
@@ -14,17 +14,18 @@ use crate::{
     moment::Moment,
     path::PathSettings,
     proxy::Proxy,
-    quota::{Quota, volume},
     relay::{Auth, ListenerIdentity, ListenerSettings, RelayLimits, RelaySettings},
     serve::Serve,
     targets::{Protocol, TargetRules, Unlisted},
+    text::joined,
     transport::{PacketIo, TransportSettings},
     uplink::{TrustSource, UplinkSettings},
 };
 
 mod policy;
+mod quota;
 
-use self::policy::policy;
+use self::{policy::policy, quota::quota};
 
 /// Returns what `paced check` prints: the services, their users, the targets in reach, the limits, the policy and the
 /// warnings, with the days that tokens have left at `now`. Ends with a newline.
@@ -397,28 +398,6 @@ fn control(control: &ControlSettings) -> String {
     format!("control: {}; policy is written by {}", doors.join(" and "), writers.join(", "))
 }
 
-fn rate_words(way: &str, rate: Option<u64>) -> Option<String> {
-    rate.map(|rate| format!("{way} at most {}", crate::text::rate(rate)))
-}
-
-fn packet_words(way: &str, packets: Option<u64>) -> Option<String> {
-    packets.map(|packets| format!("{way} at most {packets} packets a second"))
-}
-
-/// The limits of a user, each after a comma.
-fn quota(quota: &Quota) -> String {
-    let month = quota.monthly_bytes.map(|bytes| format!("{} a month", volume(bytes)));
-    let limits = [
-        month,
-        rate_words("up", quota.rate_up),
-        rate_words("down", quota.rate_down),
-        packet_words("up", quota.packets_up),
-        packet_words("down", quota.packets_down),
-        quota.requests_per_second.map(|requests| format!("{requests} requests a second")),
-    ];
-    limits.into_iter().flatten().map(|limit| format!(", {limit}")).collect()
-}
-
 fn expiry(expires: Option<Moment>, now: SystemTime) -> String {
     match expires.map(|expires| (expires, expires.days_left(now))) {
         None => String::new(),
@@ -426,8 +405,4 @@ fn expiry(expires: Option<Moment>, now: SystemTime) -> String {
         Some((expires, Some(1))) => format!(", until {expires} (1 day left)"),
         Some((expires, Some(days))) => format!(", until {expires} ({days} days left)"),
     }
-}
-
-fn joined<T: Display>(items: &[T]) -> String {
-    items.iter().map(T::to_string).collect::<Vec<_>>().join("; ")
 }

@@ -7,6 +7,11 @@ pub(crate) fn quoted(text: &(impl Display + ?Sized)) -> String {
     toml::Value::String(text.to_string()).to_string()
 }
 
+/// Writes items in a row, with semicolons between them.
+pub(crate) fn joined<T: Display>(items: &[T]) -> String {
+    items.iter().map(T::to_string).collect::<Vec<_>>().join("; ")
+}
+
 /// Returns whether the configuration accepts a text, such as the name of a user: 1 to 255 printable ASCII characters.
 #[must_use]
 pub fn is_text(text: &str) -> bool {

@@ -6,10 +6,11 @@ use sched::{
     stream::{Discipline, Expiry, Low},
 };
 
-use super::{joined, packet_words, rate_words};
+use super::quota::{packet_words, rate_words};
 use crate::{
     policy::{Policy, PolicyRule, ScheduleSettings},
     section::Word as _,
+    text::joined,
 };
 
 /// Returns the lines about the policy.
