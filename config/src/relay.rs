@@ -130,8 +130,8 @@ impl RelaySettings {
 
 /// Returns the quota of each user by name; `None` if two entries of a user disagree.
 fn quotas<'a>(tokens: &'a [Token], certificates: &'a [ClientCertificate]) -> Option<BTreeMap<&'a str, Quota>> {
-    let by_token = tokens.iter().map(|token| (token.name.as_str(), token.quota));
-    let by_certificate = certificates.iter().map(|user| (user.name.as_str(), user.quota));
+    let by_token = tokens.iter().map(|of| (of.name.as_str(), of.quota));
+    let by_certificate = certificates.iter().map(|of| (of.name.as_str(), of.quota));
     let mut quotas = BTreeMap::new();
     let agree = by_token.chain(by_certificate).all(|(name, quota)| *quotas.entry(name).or_insert(quota) == quota);
     agree.then_some(quotas)
