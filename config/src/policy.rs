@@ -13,12 +13,7 @@ use sched::{
     stream::{Discipline, Low},
 };
 
-use crate::{
-    Warning,
-    error::Errors,
-    section::{FilePart, read_document},
-    targets::{Pattern, Ports, Protocol, judged_by},
-};
+use crate::targets::{Pattern, Ports, Protocol, judged_by};
 
 mod read;
 #[cfg(test)]
@@ -127,15 +122,6 @@ pub struct RequestSubject<'a> {
 }
 
 impl Policy {
-    /// Reads a policy from TOML text that contains only `[schedule]`, `[schedule.NAME]`, `[class.NAME]` and `[[rule]]`.
-    ///
-    /// # Errors
-    /// The first hundred errors of the text, as far as they can be told apart, each with its position and what to write
-    /// instead.
-    pub fn from_toml(text: &str) -> Result<Self, Errors> {
-        read_document(&[FilePart::from(text)], |root| Some(read(root)))
-    }
-
     /// Returns the class of `subject`: that of the first matching rule that gives a class, otherwise [`DEFAULT`]. Takes time
     /// proportional to the number of rules.
     #[must_use]
@@ -202,8 +188,9 @@ impl Policy {
         u16::try_from(place).ok().map(ClassId)
     }
 
-    /// Returns warnings about valid settings that may be mistakes.
-    pub(crate) fn warnings(&self) -> impl Iterator<Item = Warning> {
+    /// Returns the rules that are never reached, each with the rule without conditions that stands before it. Both are counted
+    /// from 1.
+    pub(crate) fn unreached_rules(&self) -> impl Iterator<Item = (usize, usize)> {
         let always =
             |gives: fn(&PolicyRule) -> bool| self.rules.iter().position(|rule| rule.is_unconditional() && gives(rule));
         let always = [always(|rule| rule.class.is_some()), always(|rule| rule.schedule.is_some())];
@@ -214,7 +201,7 @@ impl Policy {
             let before: Option<Vec<usize>> =
                 before.map(|(_, always)| always.filter(|always| *always < place)).collect();
             let behind = before?.into_iter().max()?;
-            Some(Warning::UnreachedRule { rule: place + 1, behind: behind + 1 })
+            Some((place + 1, behind + 1))
         })
     }
 }

@@ -12,8 +12,8 @@ use toml::{Spanned, de::DeValue};
 
 use super::{ClassId, MAX_CLASSES, MAX_SCHEDULES, Policy, PolicyRule, ScheduleSettings};
 use crate::{
-    error::Problem,
-    section::{ClassName, ScheduleName, Section, Value, text, unsigned, whole_number, words},
+    error::{Errors, Problem},
+    section::{ClassName, FilePart, ScheduleName, Section, Value, read_document, text, unsigned, whole_number, words},
     targets::Ports,
     text::quoted,
 };
@@ -48,6 +48,15 @@ pub(crate) fn read(root: &mut Section<'_>) -> Policy {
 }
 
 impl Policy {
+    /// Reads a policy from TOML text that contains only `[schedule]`, `[schedule.NAME]`, `[class.NAME]` and `[[rule]]`.
+    ///
+    /// # Errors
+    /// The first hundred errors of the text, as far as they can be told apart, each with its position and what to write
+    /// instead.
+    pub fn from_toml(text: &str) -> Result<Self, Errors> {
+        read_document(&[FilePart::from(text)], |root| Some(read(root)))
+    }
+
     /// Asks for the name of one of its classes.
     pub(crate) fn class_named_in(&self, section: &mut Section<'_>, of: Option<String>) -> Option<String> {
         section.name::<ClassName>("class", &self.names(), of)

@@ -366,19 +366,18 @@ fn a_hundred_of_thousands_of_errors_are_reported() {
 
 #[test]
 fn rules_behind_one_without_conditions_are_warned_of() {
-    let warnings = |text: &str| valid(text).warnings().collect::<Vec<_>>();
+    let unreached = |text: &str| valid(text).unreached_rules().collect::<Vec<_>>();
     let (any, some) = ("[[rule]]\nclass = \"default\"\n", "[[rule]]\nclass = \"default\"\nuser = \"u\"\n");
-    assert_eq!(warnings(&[some, any].concat()), []);
-    let unreached = |rule| Warning::UnreachedRule { rule, behind: 2 };
-    assert_eq!(warnings(&[some, any, some, any].concat()), [unreached(3), unreached(4)]);
+    assert_eq!(unreached(&[some, any].concat()), []);
+    assert_eq!(unreached(&[some, any, some, any].concat()), [(3, 2), (4, 2)]);
     // A rule that gives only a schedule is without effect after one that always gives one.
     let schedules = "[schedule.s]\n[[rule]]\nschedule = \"s\"\nuser = \"u\"\n";
     assert_eq!(
-        warnings(&[any, some, &schedules.replace("[[rule]]", "[[rule]]\nclass = \"default\"")].concat()),
-        [Warning::UnreachedRule { rule: 2, behind: 1 }]
+        unreached(&[any, some, &schedules.replace("[[rule]]", "[[rule]]\nclass = \"default\"")].concat()),
+        [(2, 1)]
     );
     let always = "[[rule]]\nschedule = \"s\"\n";
-    assert_eq!(warnings(&[schedules, always, some, always].concat()), [Warning::UnreachedRule { rule: 4, behind: 2 }]);
+    assert_eq!(unreached(&[schedules, always, some, always].concat()), [(4, 2)]);
 }
 
 #[test]
