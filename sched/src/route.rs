@@ -64,8 +64,8 @@
 //! assert_eq!((choice.model, choice.reason), (1, Reason::InTime));
 //! ```
 //!
-//! Nothing here reads or writes files: [`Curve::to_numbers`], [`Thresholds::parameters`], [`Mlp::tensors`] and
-//! [`Dqn::metadata`] return the state worth keeping, for TOML or the `safetensors` format, which another crate implements.
+//! Nothing here reads or writes files: [`Curve::to_numbers`], [`Thresholds::parameters`], [`Mlp::tensors`] and the fields of a
+//! [`Dqn`] are the state worth keeping, for TOML or the `safetensors` format, which another crate implements.
 //!
 //! **Invariant:** everything here is a function of its arguments: loads, times and seeds come from the caller. No numbers
 //! cause a panic, and a guarded router never prefers a model predicted late to one in time.
