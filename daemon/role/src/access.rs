@@ -2,7 +2,7 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | [`record`] | the records, and their formats |
+//! | [`record`], `format` | the records, and how they are written |
 //! | [`served`] | the result of a request for a model |
 //! | [`budget`] | how many refusals are recorded |
 //! | [`way`] | the way of a tunnel or a request from an edge |
@@ -12,6 +12,7 @@
 //! listens, the same records are also events for the control plane, whether or not they are written.
 
 pub mod budget;
+mod format;
 pub mod record;
 pub mod served;
 pub mod sink;

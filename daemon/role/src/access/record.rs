@@ -16,8 +16,6 @@ use masque::{
 use super::{served::Served, way::Way};
 use crate::traffic::Moved;
 
-mod format;
-
 /// The longest value of a key, in bytes; longer ones are truncated.
 const VALUE_BYTES: usize = 512;
 

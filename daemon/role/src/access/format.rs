@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use config::moment::rfc3339;
 use serde::{Serialize, Serializer, ser::SerializeMap as _};
 
-use super::{AccessRecord, Value};
+use super::record::{AccessRecord, Value};
 
 impl AccessRecord {
     /// Formats the keys and values after the time as text: `event key=value key="quoted value"`.
