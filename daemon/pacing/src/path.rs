@@ -8,9 +8,10 @@ use std::{
     time::Duration,
 };
 
-use self::arrivals::PacketArrivals;
+use self::{arrivals::PacketArrivals, count::add};
 
 mod arrivals;
+mod count;
 
 /// What one connection has measured on its path. Clones follow the same connection.
 #[derive(Clone, Debug, Default)]
@@ -174,11 +175,6 @@ const UNQUEUED_SHARE: u64 = 4;
 /// Returns a time in microseconds, at least 1, because zero means unknown.
 fn us(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX).max(1)
-}
-
-/// Only the connection's endpoint writes, on one thread.
-fn add(count: &AtomicU64, more: u64) {
-    count.store(count.load(Relaxed).wrapping_add(more), Relaxed);
 }
 
 /// The largest QUIC packet that a connection sends, in bytes of UDP payload. Clones follow the same connection.

@@ -8,7 +8,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use super::add;
+use super::count::{add, take};
 
 /// By how much arrivals may come closer together, in microseconds, because this process had to wait for a CPU.
 const STALL_US: u64 = 5_000;
@@ -67,10 +67,6 @@ impl PacketArrivals {
         }
         false
     }
-}
-
-fn take(count: &AtomicU64) {
-    count.store(count.load(Relaxed).saturating_sub(1), Relaxed);
 }
 
 #[cfg(test)]
