@@ -15,7 +15,6 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use prometheus_client::{metrics::counter::Counter, registry::Registry};
 use s2n_quic_core::{
     endpoint::Endpoint, inet::SocketAddress, io::event_loop::EventLoop, path::mtu, task::cooldown::Cooldown,
     time::ClockWithTimer as _,
@@ -27,6 +26,7 @@ pub mod departures;
 pub mod device;
 pub mod distribution;
 pub mod message;
+mod observers;
 pub mod qdisc;
 pub mod queue;
 mod receive;
@@ -34,83 +34,19 @@ pub mod recorder;
 mod refusals;
 
 use self::{
-    departures::DepartureMetrics,
     device::Devices,
     message::Message,
     queue::{Forming, Outlet, Tx},
-    recorder::Recorder,
+};
+pub use self::{
+    message::MAX_SEGMENTS,
+    observers::{IoCounters, PacketObservers},
 };
 use super::{
     buffers::{Larger, size_buffers},
     monotonic::LoopClock,
-    qlog::Traces,
     room::RoomWait,
 };
-
-/// Counters of packets on their way to the kernel.
-#[derive(Debug, Default)]
-pub struct IoCounters {
-    /// Messages that left.
-    pub messages: Counter,
-    /// Packets in them, including packets that the kernel refused.
-    pub packets: Counter,
-    /// Packets handed over before their departure.
-    pub ahead: Counter,
-    /// Packets handed over more than a quantum after their departure.
-    pub late: Counter,
-    /// Messages that waited in this process, because the kernel would not have kept their departure.
-    pub held: Counter,
-    /// Packets that the kernel refused.
-    pub refused: Counter,
-    /// Peers toward which messages of several packets were refused, at most once in ten minutes.
-    pub segmentation_refused: Counter,
-}
-
-/// Where packets are noted on their way to the kernel. Clones note in the same places.
-#[derive(Clone, Debug, Default)]
-pub struct PacketObservers {
-    /// Counters of messages and packets.
-    pub counters: Arc<IoCounters>,
-    /// How late messages leave, and how many packets each has.
-    pub departures: Arc<DepartureMetrics>,
-    /// Records of single packets, while a caller asks for them.
-    pub recorder: Arc<Recorder>,
-    /// The connections being traced.
-    pub traces: Arc<Traces>,
-}
-
-impl PacketObservers {
-    /// Registers everything that is counted.
-    pub fn register(&self, registry: &mut Registry) {
-        self.counters.register(registry);
-        self.departures.register(registry);
-    }
-}
-
-impl IoCounters {
-    /// Registers the counters.
-    pub fn register(&self, registry: &mut Registry) {
-        for (name, help, counter) in [
-            ("transport_messages", "Messages of QUIC packets that the kernel took", &self.messages),
-            ("transport_packets", "QUIC packets handed to the kernel, or held until they depart", &self.packets),
-            ("transport_packets_ahead", "QUIC packets handed to the kernel before their departure time", &self.ahead),
-            (
-                "transport_packets_late",
-                "QUIC packets handed to the kernel more than a quantum after their departure time",
-                &self.late,
-            ),
-            ("transport_packets_refused", "QUIC packets that the kernel refused", &self.refused),
-            ("transport_messages_held", "Messages held until they depart, where the device has no fq", &self.held),
-            (
-                "transport_gso_refused",
-                "Peers toward which the kernel refuses to segment QUIC packets",
-                &self.segmentation_refused,
-            ),
-        ] {
-            registry.register(name, help, counter.clone());
-        }
-    }
-}
 
 /// Settings for the socket that packets leave through.
 #[derive(Clone, Debug)]
@@ -132,10 +68,6 @@ pub struct SocketSettings {
     /// Where packets are counted and recorded.
     pub observers: PacketObservers,
 }
-
-/// The maximum number of segments in one message. Every kernel since 4.18 accepts it (`UDP_MAX_SEGMENTS` in include/linux/udp.h;
-/// newer kernels accept twice as many).
-pub const MAX_SEGMENTS: usize = 64;
 
 /// Size of the IPv4 and UDP headers, the smallest in front of a packet.
 const HEADER_BYTES: u16 = 28;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use prometheus_client::{metrics::family::Family, registry::Registry};
 
-use super::{MAX_SEGMENTS, distribution::Distribution};
+use super::{distribution::Distribution, message::MAX_SEGMENTS};
 use crate::{class_key::ClassKey, pacer::Group};
 
 /// Upper bounds of the buckets of lateness, in nanoseconds.

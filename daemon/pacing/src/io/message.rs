@@ -18,6 +18,10 @@ use socket2::SockAddr;
 /// How many messages one system call takes.
 pub const BATCH: usize = 32;
 
+/// The maximum number of segments in one message. Every kernel since 4.18 accepts it (`UDP_MAX_SEGMENTS` in include/linux/udp.h;
+/// newer kernels accept twice as many).
+pub const MAX_SEGMENTS: usize = 64;
+
 /// A message to be sent: one packet, or several of the same size; the last one may be smaller.
 #[derive(Clone, Copy, Debug)]
 pub struct Message<'a> {

@@ -22,9 +22,9 @@ use s2n_quic_core::{
 use s2n_quic_platform::message::default::Handle;
 
 use super::{
-    PacketObservers,
     device::{Device, Devices},
     message::{self, Message},
+    observers::PacketObservers,
     recorder,
     refusals::SegmentationRefusals,
 };
