@@ -16,7 +16,7 @@ use s2n_quic_core::{
     event::api::SocketAddress,
 };
 
-use super::sip_hash;
+use super::keys::sip_hash;
 use crate::strangers::{AddressPrefix, AdmissionVerdict, ConnectionPlaces};
 
 /// Issues and accepts tokens without any state about clients that have not come back: all workers of a listener, and a
@@ -70,9 +70,8 @@ impl StampKey {
 }
 
 impl AddressTokens {
-    /// Issues tokens with `key`, and stamps them with `stamp_key`.
-    pub(super) fn new(key: &[u8; 32], stamp_key: StampKey) -> Self {
-        let now_seconds = || super::since_epoch().as_secs();
+    /// Issues tokens with `key`, dated by `now_seconds`, and stamps them with `stamp_key`.
+    pub(super) fn new(key: &[u8; 32], stamp_key: StampKey, now_seconds: fn() -> u64) -> Self {
         let key = hmac::Key::new(hmac::HMAC_SHA256, key);
         Self { key, stamp_key, now_seconds, used: Used::default(), places: Arc::default() }
     }
@@ -218,7 +217,7 @@ mod tests {
     }
 
     fn tokens(key: u8, now_seconds: fn() -> u64) -> AddressTokens {
-        AddressTokens { now_seconds, ..AddressTokens::new(&[key; 32], STAMP_KEY) }
+        AddressTokens::new(&[key; 32], STAMP_KEY, now_seconds)
     }
 
     const ID: &[u8] = b"first ID of a client";

@@ -15,7 +15,7 @@ use parking_lot::{Mutex, MutexGuard};
 use s2n_quic::provider::stateless_reset_token::{Generator, Provider};
 use s2n_quic_core::stateless_reset::Token;
 
-use super::LEN;
+use super::keys::LEN;
 
 /// Gives every connection ID the same token before and after a restart: an HMAC of the ID, as in RFC 9000 §10.3.2.
 pub struct ResetTokens {
