@@ -1,4 +1,4 @@
-//! How many clients get in, and what they may use: plain numbers, which the caller takes from its configuration.
+//! How many clients get in, and what they may use: plain numbers, which the caller takes from its configuration, and their names.
 
 use std::time::Duration;
 
@@ -69,3 +69,6 @@ impl Default for FrameRates {
         Self { user_frames_per_second: 1_000_000, connection_frames_per_second: 3_906 }
     }
 }
+
+/// A limit of `[relay.limits]` that was reached, by the name under which it is counted.
+pub type Limit = &'static str;

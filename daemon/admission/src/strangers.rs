@@ -37,20 +37,20 @@ use prometheus_client::metrics::counter::Counter;
 pub use self::{
     budget::Budget,
     census::{AddressPrefix, AdmissionVerdict, REMEMBERED},
-    frames::{PacketFrames, StreamFrames, UserFrames},
+    frame_counts::{PacketFrames, StreamFrames},
+    frames::UserFrames,
 };
 use self::{
     census::{Census, Origin},
     frames::FramesBound,
 };
+pub use super::limits::Limit;
 use super::limits::{AdmissionLimits, FrameRates, StrangerTerms};
 
 mod budget;
 mod census;
+mod frame_counts;
 mod frames;
-
-/// A limit of `[relay.limits]` that was reached, by the name under which it is counted.
-pub type Limit = &'static str;
 
 /// Counts that a limit was reached.
 pub type Hits = Box<dyn Fn(Limit) + Send + Sync>;

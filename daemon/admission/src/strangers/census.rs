@@ -5,8 +5,7 @@ use std::{
     net::IpAddr,
 };
 
-use super::Limit;
-use crate::limits::AdmissionLimits;
+use crate::limits::{AdmissionLimits, Limit};
 
 /// How many prefixes are remembered for their previous users, besides prefixes whose users are connected.
 pub const REMEMBERED: usize = 4_096;
