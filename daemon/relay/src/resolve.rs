@@ -40,8 +40,10 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use self::cache::Cache;
+pub use self::answer::ResolveError;
+use self::{answer::Answer, cache::Cache};
 
+mod answer;
 mod cache;
 #[cfg(test)]
 mod tests;
@@ -86,24 +88,6 @@ impl Default for ResolverSettings {
     }
 }
 
-/// Why there are no addresses for a name.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ResolveError {
-    /// No name server answered in time.
-    #[error("no name server answered in time")]
-    Timeout,
-    /// Too many lookups are in flight.
-    #[error("too many lookups are in flight")]
-    Overloaded,
-    /// A name server answered with this RCODE, named as in the parameter `rcode` of Proxy-Status (RFC 9209 §2.3.2).
-    /// `NOERROR` means that the name exists and has no addresses.
-    #[error("a name server answered {0}")]
-    Rcode(Cow<'static, str>),
-    /// No name server could be queried, its answer was invalid, or the name cannot exist.
-    #[error("no name server could be reached, or its answer was not valid")]
-    Failed,
-}
-
 /// Why no resolver could be started.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot use the name servers")]
@@ -145,8 +129,6 @@ impl DnsCounters {
         labelled::register(registry, "dns_results", help, &results);
     }
 }
-
-type Answer = Result<Vec<IpAddr>, ResolveError>;
 
 /// Resolves names; clones share lookups, cache and counters.
 #[derive(Clone, Debug)]

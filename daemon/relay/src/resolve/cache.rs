@@ -6,7 +6,7 @@ use std::{collections::HashMap, time::Duration};
 use hickory_resolver::proto::rr::Name;
 use tokio::time::Instant;
 
-use super::Answer;
+use super::answer::Answer;
 
 /// At most `capacity` answers. When the cache is full, expired answers are removed; if more than half of the capacity is
 /// then still in use, all are: cheap on average, without any record of each entry's use.
