@@ -9,6 +9,7 @@
 
 pub mod accounts;
 pub mod auth;
+mod clients;
 mod connect;
 mod continuable;
 mod counters;
@@ -27,36 +28,26 @@ use std::{
     collections::{BTreeMap, HashMap},
     net::{IpAddr, SocketAddr},
     sync::{
-        Arc, OnceLock,
+        Arc,
         atomic::{AtomicU64, AtomicUsize},
     },
-    time::SystemTime,
 };
 
-use admission::strangers::{ClientStanding, ConnectionPlaces};
+use admission::strangers::ConnectionPlaces;
 use arc_swap::ArcSwap;
 use config::{
     quota::Quota,
     relay::{Auth, ListenerSettings, RelayLimits},
 };
 use masque::{proxy_status::ProxyName, template::Template};
-use pacing::{path::PathStats, qlog::Tap};
 use parking_lot::{Mutex, RwLock};
-use quic::{datagrams::Hub, schedule::Schedules};
-use role::{
-    access::AccessLog, admitted::admission_limits, classes::Classes, limits::Gauge, seldom::Seldom, table::Table,
-};
+use quic::schedule::Schedules;
+use role::{access::AccessLog, admitted::admission_limits, classes::Classes, seldom::Seldom, table::Table};
 use serving::{gateway::Gateway, in_force::GatewayInForce};
 use tokio::sync::watch;
 
-pub use self::counters::RelayMetrics;
-use self::{
-    accounts::{Accounts, UserPlace},
-    continuable::Continuable,
-    limit_hits::LimitHits,
-    tunnels::RelayTunnel,
-    usage::Usages,
-};
+use self::{accounts::Accounts, continuable::Continuable, limit_hits::LimitHits, tunnels::RelayTunnel, usage::Usages};
+pub use self::{clients::RelayClient, counters::RelayMetrics};
 use crate::{auth::Users, host_addresses::HostAddresses, resolve::Resolver};
 
 /// The configured rules for requests. Replaced as a whole; each request is decided by one version.
@@ -164,48 +155,6 @@ pub enum Phase {
     Draining,
     /// Everything is closed.
     Closing,
-}
-
-/// The client at the other end of a connection.
-pub struct RelayClient {
-    /// Its ID, without meaning on the wire.
-    pub id: u64,
-    /// Its address at connection time, if known.
-    pub address: Option<SocketAddr>,
-    /// When it connected.
-    pub since: SystemTime,
-    /// The address of the listener, as configured.
-    pub listener: SocketAddr,
-    /// The subscription point for its events.
-    pub tap: Tap,
-    /// The measurements of its path.
-    pub path: PathStats,
-    /// The scheduler of its output.
-    pub hub: Arc<Hub>,
-    user: OnceLock<Arc<str>>,
-    /// Whether it is a stranger or known.
-    pub standing: ClientStanding,
-    /// Its verified certificate, if it presented one.
-    certificate: Option<Vec<u8>>,
-    tunnels: Gauge,
-    /// Its place among the connections of its user, from the first admitted request until the connection ends.
-    place: Mutex<Option<UserPlace>>,
-    /// Why the relay closed the connection, if it did.
-    cut: OnceLock<&'static str>,
-}
-
-impl RelayClient {
-    /// Returns the user of its first request with credentials, if there was one.
-    #[must_use]
-    pub fn user(&self) -> Option<&Arc<str>> {
-        self.user.get()
-    }
-
-    /// Returns how many tunnels it has.
-    #[must_use]
-    pub fn tunnels(&self) -> usize {
-        self.tunnels.count()
-    }
 }
 
 impl Relay {

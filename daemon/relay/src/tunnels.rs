@@ -27,8 +27,8 @@ use role::{
 use tokio::sync::Notify;
 
 use super::{
-    RelayClient,
     accounts::KeyedPlace,
+    clients::RelayClient,
     continuable::{KeyedTunnel, Pin},
     udp_target::TargetOrigin,
 };
