@@ -35,8 +35,8 @@ use tokio::{
 };
 
 use crate::{
-    RelayConnection, access::Access, error::ConnectError, exit::Exit, form::Experience,
-    introduction::CredentialsStanding, names::RelayAddresses,
+    RelayConnection, access::Access, credentials::CredentialsStanding, error::ConnectError, exit::Exit,
+    form::Experience, names::RelayAddresses,
 };
 
 /// How long one address of a relay may take to complete a handshake: enough for s2n-quic to find out that its first packets

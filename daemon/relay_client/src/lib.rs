@@ -5,7 +5,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`endpoint`], `names` | how a client reaches its relay: sockets, name resolution, TLS |
-//! | [`access`], [`introduction`] | its credentials, and whether the relay takes them |
+//! | [`access`], [`introduction`], `credentials` | its credentials, how it shows them, and whether the relay takes them |
 //! | [`exit`] | how packets leave this host |
 //! | [`form`] | the form of tunnels of `mode = "auto"`: datagrams or the stream, by what connections saw of the path |
 //! | [`failover`], [`backoff`] | which of several relays is used, and when to try again |
@@ -13,6 +13,7 @@
 
 pub mod access;
 pub mod backoff;
+mod credentials;
 pub mod endpoint;
 pub mod error;
 pub mod exit;
@@ -37,7 +38,7 @@ use role::tunnel::UdpTunnel;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use self::introduction::{CredentialsRefused, CredentialsStanding};
+use self::credentials::{CredentialsRefused, CredentialsStanding};
 
 /// Why no tunnel was opened.
 #[derive(Debug, thiserror::Error)]
