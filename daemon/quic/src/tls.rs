@@ -5,21 +5,21 @@ use std::{path::Path, sync::Arc};
 use anyhow::{Context as _, Result, bail};
 use parking_lot::RwLock;
 use rustls::{
-    ClientConfig, RootCertStore, ServerConfig,
-    crypto::{
-        CryptoProvider, aws_lc_rs,
-        aws_lc_rs::cipher_suite::{TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256},
-    },
+    ClientConfig, ServerConfig,
     server::{ClientCertVerifierBuilder, NoServerSessionStorage, WebPkiClientVerifier},
 };
-use rustls_pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer, pem::PemObject};
+use rustls_pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
 use s2n_quic::provider::tls;
 use s2n_quic_core::{application, crypto};
-use sha2::{Digest, Sha256};
 
-pub use self::trust::{Refusals, RefusedCertificate, Trust, is_not_pinned, not_pinned};
-use self::{client_certificates::Noting, trust::Verifier};
+use self::{certificates::roots, cipher_suites::provider, client_certificates::Noting, trust::Verifier};
+pub use self::{
+    certificates::{fingerprint, read_certificates, read_key, read_revoked},
+    trust::{Refusals, RefusedCertificate, Trust, is_not_pinned, not_pinned},
+};
 
+mod certificates;
+mod cipher_suites;
 pub(crate) mod client_certificates;
 mod trust;
 
@@ -31,17 +31,6 @@ const H2: &[u8] = b"h2";
 
 /// HTTP/1.1 over TCP, for clients without HTTP/2 (RFC 7301 §6).
 const HTTP1: &[u8] = b"http/1.1";
-
-fn provider() -> Arc<CryptoProvider> {
-    let mut provider = aws_lc_rs::default_provider();
-    // rustls prefers AES-256 with SHA-384. AES-128 makes packets cheaper, and SHA-256 handshakes. All implementations have this suite (RFC
-    // 8446 §9.1).
-    provider.cipher_suites = vec![TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256];
-    // AWS-LC takes its first entropy from the CPU's jitter, which lasts 50 ms and more, so this is done before any
-    // handshake. Callers that need more than one byte of it find out whether it works.
-    _ = provider.secure_random.fill(&mut [0]);
-    Arc::new(provider)
-}
 
 /// The certificate that a server presents, and the client certificates that it accepts.
 pub struct Identity {
@@ -85,48 +74,6 @@ impl Identity {
             revoked: client_crl.map(read_revoked).transpose()?.unwrap_or_default(),
         })
     }
-}
-
-/// Reads all certificates of a PEM file.
-///
-/// # Errors
-/// The file cannot be read, is not PEM, or holds none.
-pub fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
-    let chain = CertificateDer::pem_file_iter(path)
-        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
-        .with_context(|| format!("failed to read certificates from {}", path.display()))?;
-    if chain.is_empty() {
-        bail!("{} holds no certificate: expected PEM with BEGIN CERTIFICATE", path.display());
-    }
-    Ok(chain)
-}
-
-/// Reads all certificate revocation lists of a PEM file.
-///
-/// # Errors
-/// The file cannot be read, is not PEM, or holds none.
-pub fn read_revoked(path: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>> {
-    let lists = CertificateRevocationListDer::pem_file_iter(path)
-        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
-        .with_context(|| format!("failed to read revocation lists from {}", path.display()))?;
-    if lists.is_empty() {
-        bail!("{} holds no revocation list: expected PEM with BEGIN X509 CRL", path.display());
-    }
-    Ok(lists)
-}
-
-/// Reads the first private key of a PEM file.
-///
-/// # Errors
-/// The file cannot be read, is not PEM, or holds none.
-pub fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>> {
-    PrivateKeyDer::from_pem_file(path).with_context(|| format!("failed to read a private key from {}", path.display()))
-}
-
-/// Returns the SHA-256 fingerprint of a certificate.
-#[must_use]
-pub fn fingerprint(certificate: &CertificateDer<'_>) -> [u8; 32] {
-    Sha256::digest(certificate).into()
 }
 
 /// The TLS provider of a server. Clones share one configuration; [`ServerTls::replace`] changes it for new handshakes, and
@@ -225,14 +172,6 @@ fn unfit(error: rustls::Error) -> anyhow::Error {
         }
         other => anyhow::Error::new(other).context("the certificate and the private key cannot be used together"),
     }
-}
-
-fn roots(authorities: Vec<CertificateDer<'static>>) -> Result<RootCertStore> {
-    let mut store = RootCertStore::empty();
-    for authority in authorities {
-        store.add(authority).context("a certificate is not usable as an authority")?;
-    }
-    Ok(store)
 }
 
 impl crypto::tls::Endpoint for ServerTls {

@@ -9,7 +9,7 @@ use rustls::{
 };
 use rustls_pki_types::{CertificateDer, UnixTime};
 
-use super::{fingerprint, trust::RefusedCertificate};
+use super::{certificates::fingerprint, trust::RefusedCertificate};
 
 thread_local! {
     static LAST_REFUSED: RefCell<Option<RefusedCertificate>> = const { RefCell::new(None) };

@@ -6,7 +6,14 @@ use rcgen::{
     BasicConstraints, CertificateParams, CertificateRevocationListParams, CertifiedIssuer, DnType,
     ExtendedKeyUsagePurpose, IsCa, KeyIdMethod, KeyPair, RevokedCertParams, SerialNumber, date_time_ymd,
 };
-use rustls::{ClientConnection, HandshakeKind, ServerConnection, time_provider::TimeProvider};
+use rustls::{
+    ClientConnection, HandshakeKind, RootCertStore, ServerConnection,
+    crypto::{
+        CryptoProvider, aws_lc_rs,
+        aws_lc_rs::cipher_suite::{TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256},
+    },
+    time_provider::TimeProvider,
+};
 use rustls_pki_types::UnixTime;
 
 use super::*;

@@ -15,7 +15,10 @@ use rustls::{
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 use subtle::ConstantTimeEq;
 
-use super::{fingerprint, provider, roots};
+use super::{
+    certificates::{fingerprint, roots},
+    cipher_suites::provider,
+};
 
 /// How a client decides whether to trust a relay.
 #[derive(Clone, Debug)]
