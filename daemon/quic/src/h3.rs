@@ -10,6 +10,7 @@ mod client;
 mod error;
 mod message;
 mod peer;
+mod request;
 mod signal;
 
 use std::{
@@ -22,7 +23,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use admission::strangers::{ClientStanding, FRAMES_PER_SECOND, Limit, StreamFrames, WaitingRequest};
+use admission::strangers::{ClientStanding, FRAMES_PER_SECOND, Limit, StreamFrames};
 use bytes::Bytes;
 use futures::task::{AtomicWaker, waker_ref};
 use masque::{
@@ -39,12 +40,12 @@ use tokio::sync::Notify;
 pub use self::{
     client::{Client, Reserved},
     error::{Error, close, connection_reason, refused_by_tls},
-    message::{RecvStream, SendStream},
+    message::{MessageLimits, RecvStream, SendStream},
+    request::Request,
 };
 use self::{error::application_code, peer::Peer, signal::Signals};
 use super::{
-    class::Terms,
-    datagrams::{Flow, Sender},
+    datagrams::Sender,
     dispatch::{Dispatcher, Driver},
     endpoint::stream_windows,
     events::{ConnectionState, frames_clock},
@@ -75,51 +76,6 @@ pub struct HttpConnection {
     early_signals: Signals,
     /// Whether anything but the driver may have something to do: each check takes the transport's lock several times.
     stirred: Arc<Stirred>,
-}
-
-/// Bounds on what a peer may make us hold for one message.
-#[derive(Clone, Copy, Debug)]
-pub struct MessageLimits {
-    /// The largest header section, as RFC 9114 §4.2.2 counts it.
-    pub field_section_bytes: u64,
-}
-
-impl Default for MessageLimits {
-    fn default() -> Self {
-        Self { field_section_bytes: 16 * 1024 }
-    }
-}
-
-/// A request as it arrives at a server. Its head is still to be read from `recv`.
-pub struct Request {
-    /// The stream's ID.
-    pub stream_id: u64,
-    /// The receiving half.
-    pub recv: RecvStream,
-    /// The sending half.
-    pub send: SendStream,
-    /// The datagrams that belong to the request.
-    pub flow: Flow,
-    /// The priority that the peer gave the request before it arrived; this wins over its `priority` field (RFC 9218 §7).
-    pub signal: Option<Priority>,
-    /// The place that a stranger's request takes until it is admitted or refused.
-    pub waiting: Option<WaitingRequest>,
-}
-
-impl Request {
-    /// Changes the terms on which the answer to the request leaves, on the stream and in datagrams. A priority that the peer has given
-    /// the request meanwhile stays.
-    pub fn set_terms(&self, terms: &Terms) {
-        self.flow.change_terms(|before| terms.after(before));
-        self.send.change_terms(|before| terms.after(before));
-    }
-
-    /// Ends the request abruptly, in both directions.
-    pub fn reset(self, code: Code) {
-        let Self { recv, send, .. } = self;
-        send.reset(code);
-        recv.stop(code);
-    }
 }
 
 impl HttpConnection {

@@ -9,7 +9,12 @@ use masque::{
 };
 use s2n_quic::{connection::Handle, stream};
 
-use super::{Error, MessageLimits, RecvStream, Request, SendStream, close, peer::Peer};
+use super::{
+    error::{Error, close},
+    message::{MessageLimits, RecvStream, SendStream},
+    peer::Peer,
+    request::Request,
+};
 use crate::{
     class::{Class, Terms},
     datagrams::Hub,

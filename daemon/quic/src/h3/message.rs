@@ -1,4 +1,4 @@
-//! The two halves of a request stream.
+//! The two halves of a request stream, and the bounds on the messages that they carry.
 
 use std::{
     future::poll_fn,
@@ -22,6 +22,19 @@ use crate::{
     dispatch::{self, Ahead, Payloads},
     events::frames_clock,
 };
+
+/// Bounds on what a peer may make us hold for one message.
+#[derive(Clone, Copy, Debug)]
+pub struct MessageLimits {
+    /// The largest header section, as RFC 9114 §4.2.2 counts it.
+    pub field_section_bytes: u64,
+}
+
+impl Default for MessageLimits {
+    fn default() -> Self {
+        Self { field_section_bytes: 16 * 1024 }
+    }
+}
 
 /// The receiving half of a request stream. Dropping it before its end asks the peer to stop sending.
 pub struct RecvStream {
