@@ -19,7 +19,7 @@
 
 use std::{
     future::poll_fn,
-    sync::{Arc, mpsc},
+    sync::mpsc,
     task::{Context, Poll},
 };
 
@@ -30,21 +30,16 @@ use super::{
     clock::Sleep,
     datagrams::Sender,
     events::ConnectionState,
-    hub::{
-        Hub,
-        streams::{Begun, End},
-    },
+    hub::streams::{Begun, End},
     ledger::{Ledger, StreamLedger},
 };
 
+mod station;
 mod writer;
 
 pub use self::writer::{Ahead, Payloads, ScheduledSendStream};
+use self::{station::Station, writer::CANCELLED};
 pub use super::{binding::Binding, hub::StreamWriteError};
-
-/// H3_REQUEST_CANCELLED (RFC 9114 §8.1): how a stream ends if its writer was dropped without finishing it, or if its deadline
-/// has passed.
-const CANCELLED: u32 = 0x10c;
 
 /// The connection was not made by an endpoint of ours, has ended, or has a driver already.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
@@ -53,10 +48,7 @@ pub struct NotOurs;
 
 /// Takes the streams of one connection whose bytes take turns. Clones are the same dispatcher.
 #[derive(Clone)]
-pub struct Dispatcher {
-    hub: Arc<Hub>,
-    ledger: Arc<Ledger>,
-}
+pub struct Dispatcher(Station);
 
 impl Dispatcher {
     /// Returns the dispatcher of a connection and its driver, without which nothing is sent. Works once for each connection.
@@ -69,9 +61,9 @@ impl Dispatcher {
         let ((ledger, told), tap) = handle.query_event_context_mut(join).map_err(|_| NotOurs)?;
         let told = told.ok_or(NotOurs)?;
         hub.join(ledger.clone(), tap);
-        let dispatcher = Self { hub, ledger };
+        let station = Station { hub, ledger };
         let driver = Driver {
-            of: dispatcher.clone(),
+            of: station.clone(),
             streams: Vec::new(),
             told,
             full: Vec::new(),
@@ -79,72 +71,63 @@ impl Dispatcher {
             flushing: Vec::new(),
             timer: None,
         };
-        Ok((dispatcher, driver))
+        Ok((Self(station), driver))
     }
 
     /// Takes charge of the sending half of a bidirectional stream to which nothing was written yet.
     #[must_use]
     pub fn attach(&self, stream: stream::SendStream, terms: Terms) -> ScheduledSendStream {
         let id = stream.id();
-        let name = self.hub.lock().streams.reserve();
+        let name = self.0.hub.lock().streams.reserve();
         let books = stream
             .connection()
             .query_event_context_mut(|connection: &mut ConnectionState| connection.account.open(id, name))
             .unwrap_or_else(|_| StreamLedger::detached(name));
-        let refused = self.hub.lock().attach(name, stream, books, terms);
+        let refused = self.0.hub.lock().attach(name, stream, books, terms);
         if let Some(mut stream) = refused {
             // The transport ends a stream that is dropped as if it were finished.
             _ = stream.reset(CANCELLED.into());
             close_books(&stream);
         } else {
-            self.hub.gauge().inc();
-            self.wake();
+            self.0.hub.gauge().inc();
+            self.0.wake();
         }
-        ScheduledSendStream::new(self.clone(), name, id)
+        ScheduledSendStream::new(self.0.clone(), name, id)
     }
 
     /// Changes the terms of the stream with this ID, if there is one.
     pub fn change_terms(&self, stream_id: u64, change: impl FnOnce(&Terms) -> Terms) {
-        let mut state = self.hub.lock();
+        let mut state = self.0.hub.lock();
         if let Some(name) = state.streams.name(stream_id) {
             state.set_stream_terms(name, change);
             drop(state);
-            self.wake();
+            self.0.wake();
         }
     }
 
     /// Announces that no stream will be added, so that [`Driver::run`] returns after the last stream.
     pub fn retire(&self) {
-        self.hub.lock().streams.retire();
-        self.wake();
+        self.0.hub.lock().streams.retire();
+        self.0.wake();
     }
 
     /// Returns the books of the connection.
     #[must_use]
     pub fn ledger(&self) -> &Ledger {
-        &self.ledger
+        &self.0.ledger
     }
 
     /// Returns how many streams there are, including finished ones whose last byte has not left.
     #[must_use]
     pub fn streams(&self) -> usize {
-        self.hub.lock().streams.len()
-    }
-
-    fn now_ns(&self) -> u64 {
-        (self.hub.clock().now_ns)()
-    }
-
-    /// Wakes the driver, after an event that the callbacks do not report.
-    fn wake(&self) {
-        self.ledger.driver().wake();
+        self.0.hub.lock().streams.len()
     }
 }
 
 /// Hands the bytes of one connection's streams to the transport, for as long as it is polled. Dropping it resets all streams
 /// whose end the transport does not know.
 pub struct Driver {
-    of: Dispatcher,
+    of: Station,
     /// By name.
     streams: Vec<Option<stream::SendStream>>,
     /// Streams whose limit grew, or that the peer stopped.
@@ -294,7 +277,7 @@ impl Driver {
     /// Gives turns until enough was handed over, or nothing waits. Returns whether a stream now waits for the departure
     /// time of its class.
     fn hand_over(&mut self, cx: &mut Context<'_>) -> bool {
-        let (Dispatcher { hub, ledger }, now_ns) = (self.of.clone(), self.of.now_ns());
+        let (Station { hub, ledger }, now_ns) = (self.of.clone(), self.of.now_ns());
         let mut capped = false;
         loop {
             let Some(quantum) = ledger.room() else {

@@ -1,4 +1,4 @@
-//! The dispatcher, as a stream's writer sees it.
+//! The writing end of a stream whose bytes wait for their turns.
 
 use std::{
     future::poll_fn,
@@ -11,12 +11,16 @@ use bytes::Bytes;
 use parking_lot::MutexGuard;
 use s2n_quic::application;
 
-use super::{Binding, CANCELLED, Dispatcher, StreamWriteError};
+use super::{Binding, StreamWriteError, station::Station};
 use crate::{
     backlog::Losses,
     class::Terms,
     hub::{State, slot::Slot},
 };
+
+/// H3_REQUEST_CANCELLED (RFC 9114 §8.1): how a stream ends if its writer was dropped without finishing it, or if its deadline
+/// has passed.
+pub(super) const CANCELLED: u32 = 0x10c;
 
 /// Bytes that may wait in one stream's queue before its writer has to wait, whatever the path.
 const QUEUE_BYTES: usize = 32 * 1024;
@@ -35,13 +39,13 @@ pub struct Ahead {
 
 /// The sending half of a stream whose bytes wait for their turn. Dropping it before it is finished resets the stream.
 pub struct ScheduledSendStream {
-    of: Dispatcher,
+    of: Station,
     name: u32,
     id: u64,
 }
 
 impl ScheduledSendStream {
-    pub(super) fn new(of: Dispatcher, name: u32, id: u64) -> Self {
+    pub(super) fn new(of: Station, name: u32, id: u64) -> Self {
         Self { of, name, id }
     }
 
@@ -256,7 +260,7 @@ impl Drop for ScheduledSendStream {
 
 /// Payloads of one tunnel on their way into the queue of its stream.
 pub struct Payloads<'a> {
-    of: &'a Dispatcher,
+    of: &'a Station,
     state: MutexGuard<'a, State>,
     name: u32,
     limit_bytes: usize,
