@@ -30,7 +30,7 @@ use super::{
     clock::Sleep,
     datagrams::Sender,
     events::ConnectionState,
-    hub::streams::{Begun, End},
+    hub::service::{Begun, End},
     ledger::{Ledger, StreamLedger},
 };
 

@@ -29,35 +29,33 @@ use futures::task::AtomicWaker;
 use masque::datagram::{self, DatagramError, UDP_CONTEXT};
 use pacing::qlog::Tap;
 use parking_lot::{Mutex, MutexGuard};
-use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
-use s2n_quic::{application, provider::datagram as provider};
+use prometheus_client::metrics::gauge::Gauge;
+use s2n_quic::provider::datagram as provider;
 use sched::stream::Discipline;
 
 pub use self::{
+    counters::DatagramCounters,
     flow::{DatagramBatch, Flow},
     slot::StreamWriteError,
     view::FlowView,
 };
-use self::{
-    inbox::Inbox,
-    outbox::{Filled, Outbox},
-    streams::Streams,
-};
+use self::{outbox::Filled, state::State};
 pub use super::backlog::Losses;
 use super::{
-    binding::Binding,
     class::Terms,
     clock::Clock,
     ledger::Ledger,
     schedule::{Schedule, Scheduled},
-    turns::Turns,
 };
 
+mod counters;
 mod flow;
 mod inbox;
 mod outbox;
 mod proof;
+pub(super) mod service;
 pub(super) mod slot;
+pub(super) mod state;
 pub(super) mod streams;
 mod view;
 
@@ -68,36 +66,6 @@ pub struct QueueLimits {
     pub flow_bytes: usize,
     /// How many bytes all flows of a connection together may hold to be sent, counted likewise.
     pub connection_bytes: usize,
-}
-
-/// Counters of datagrams over all connections of an endpoint. Each counts datagrams, unless it says otherwise.
-#[derive(Debug, Default)]
-pub struct DatagramCounters {
-    /// Written into packets.
-    pub sent: Counter,
-    /// Packets that were filled up, to prove that the path carries full ones.
-    pub filled_up: Counter,
-    /// UDP payloads received in DATAGRAM frames, without the other datagrams that peers may send.
-    pub received: Counter,
-    /// Dropped before sending: their flow's or connection's bound was reached.
-    pub dropped_send_queue: Counter,
-    /// Dropped before sending: they were late, or had waited too long for their class.
-    pub dropped_stale: Counter,
-    /// Dropped before sending: no packet of this path, or the peer's limit, can carry them.
-    pub dropped_too_big: Counter,
-    /// UDP payloads dropped before they left in capsules: a bound was reached.
-    pub dropped_capsules: Counter,
-    /// UDP payloads dropped before they left, in either form: their tunnel ended first.
-    pub dropped_unsent: Counter,
-    /// UDP payloads dropped after they arrived, in either form: their tunnel ended before they went on.
-    pub dropped_unread: Counter,
-    /// Dropped on arrival: the reader of their flow fell behind.
-    pub dropped_receive_queue: Counter,
-    /// Dropped on arrival, or later if they came before their request: the stream does not exist or has ended (RFC 9297 §2.1), its request
-    /// takes no datagrams or was not admitted, or too many came before the request was admitted.
-    pub dropped_unknown_stream: Counter,
-    /// Streams that the dispatchers hold, including finished ones whose last byte has not left.
-    pub streams: Gauge,
 }
 
 /// What one end of a connection has to send, and what arrived for its tunnels.
@@ -115,22 +83,6 @@ pub struct Hub {
     clock: Clock,
     terms: Terms,
     state: Mutex<State>,
-}
-
-/// The state behind the lock of a connection.
-pub(super) struct State {
-    pub(super) turns: Turns,
-    /// Where turns are logged.
-    pub(super) tap: Tap,
-    /// The books of the transport's callbacks, once there is a driver.
-    ledger: Option<Arc<Ledger>>,
-    /// How early the bytes of streams are handed over.
-    binding: Binding,
-    /// Whether the connection has a schedule of its own, and so does not follow its endpoint's.
-    has_own_schedule: bool,
-    pub(super) streams: Streams,
-    outbox: Outbox,
-    inbox: Inbox,
 }
 
 impl Hub {
@@ -153,16 +105,7 @@ impl Hub {
             listener: AtomicWaker::new(),
             clock: schedule.clock,
             terms: schedule.terms.clone(),
-            state: Mutex::new(State {
-                turns: Turns::new(schedule.discipline, schedule.seed),
-                tap: Tap::default(),
-                ledger: None,
-                binding: schedule.binding,
-                has_own_schedule: false,
-                streams: Streams::default(),
-                outbox: Outbox::default(),
-                inbox: Inbox::default(),
-            }),
+            state: Mutex::new(State::new(schedule)),
         }
     }
 
@@ -175,19 +118,6 @@ impl Hub {
     #[must_use]
     pub fn peer_accepts(&self) -> bool {
         self.peer_accepts
-    }
-
-    /// Opens the flow of a new request stream. Until the request is admitted ([`Flow::admit`]), its datagrams share a little room with the
-    /// datagrams of all other waiting requests.
-    ///
-    /// Streams have to be opened in the order of their IDs: datagrams for a lower ID that is not open are dropped.
-    pub fn open(self: &Arc<Self>, stream_id: u64) -> Flow {
-        let losses = Arc::new(Losses::among(&self.counters.dropped_unsent, &self.counters.dropped_unread));
-        let State { turns, outbox, inbox, .. } = &mut *self.lock();
-        let slot = outbox.open(turns, stream_id, self.limits.flow_bytes, self.terms.clone(), losses.clone());
-        let (arrivals, dropped) = inbox.open(stream_id, slot, self.limits.flow_bytes, losses.clone());
-        self.counters.dropped_unknown_stream.inc_by(dropped as u64);
-        Flow { hub: self.clone(), stream_id, slot, arrivals, losses }
     }
 
     /// Changes the terms of the flow of a stream, if there is one.
@@ -355,30 +285,6 @@ impl Hub {
         drop(state);
         self.announce(waits);
         [flow_ns, stream_ns].into_iter().flatten().min()
-    }
-}
-
-impl State {
-    /// Ends a request for which a datagram arrived, but which has no use for datagrams.
-    fn end_request(&mut self, stream_id: u64) {
-        // Codes are far below 2^62.
-        let code = application::Error::new(datagram::WITHOUT_USE.value()).unwrap_or(application::Error::UNKNOWN);
-        if let Some(name) = self.streams.name(stream_id)
-            && self.cancel(name, code)
-            && let Some(ledger) = &self.ledger
-        {
-            ledger.driver().wake();
-        }
-    }
-
-    fn go_by(&mut self, schedule: &Schedule) {
-        self.turns.reorder(schedule.discipline, schedule.seed);
-        self.binding = schedule.binding;
-        if let Some(ledger) = &self.ledger {
-            ledger.bind(schedule.binding);
-            // There may be more room than before.
-            ledger.driver().wake();
-        }
     }
 }
 

@@ -15,7 +15,7 @@ use super::{Binding, StreamWriteError, station::Station};
 use crate::{
     backlog::Losses,
     class::Terms,
-    hub::{State, slot::Slot},
+    hub::{slot::Slot, state::State},
 };
 
 /// H3_REQUEST_CANCELLED (RFC 9114 §8.1): how a stream ends if its writer was dropped without finishing it, or if its deadline

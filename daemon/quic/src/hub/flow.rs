@@ -12,17 +12,32 @@ use masque::{
 };
 use parking_lot::{Mutex, MutexGuard};
 
-use super::{FlowView, Hub, Losses, State, inbox::Arrivals};
+use super::{FlowView, Hub, Losses, inbox::Arrivals, state::State};
 use crate::{class::Terms, segments::Segments};
 
 /// One tunnel's end of its connection's datagrams. Dropping it discards and counts the payloads that are queued in both
 /// directions.
 pub struct Flow {
-    pub(super) hub: Arc<Hub>,
-    pub(super) stream_id: u64,
+    hub: Arc<Hub>,
+    stream_id: u64,
     pub(super) slot: u32,
-    pub(super) arrivals: Arc<Mutex<Arrivals>>,
-    pub(super) losses: Arc<Losses>,
+    arrivals: Arc<Mutex<Arrivals>>,
+    losses: Arc<Losses>,
+}
+
+impl Hub {
+    /// Opens the flow of a new request stream. Until the request is admitted ([`Flow::admit`]), its datagrams share a little room with the
+    /// datagrams of all other waiting requests.
+    ///
+    /// Streams have to be opened in the order of their IDs: datagrams for a lower ID that is not open are dropped.
+    pub fn open(self: &Arc<Self>, stream_id: u64) -> Flow {
+        let losses = Arc::new(Losses::among(&self.counters.dropped_unsent, &self.counters.dropped_unread));
+        let State { turns, outbox, inbox, .. } = &mut *self.lock();
+        let slot = outbox.open(turns, stream_id, self.limits.flow_bytes, self.terms.clone(), losses.clone());
+        let (arrivals, dropped) = inbox.open(stream_id, slot, self.limits.flow_bytes, losses.clone());
+        self.counters.dropped_unknown_stream.inc_by(dropped as u64);
+        Flow { hub: self.clone(), stream_id, slot, arrivals, losses }
+    }
 }
 
 impl Flow {

@@ -10,7 +10,7 @@ use foldhash::fast::RandomState;
 use masque::tunnel::{Tunnel, TunnelError};
 use parking_lot::Mutex;
 
-use super::{DatagramCounters, Losses};
+use super::{Losses, counters::DatagramCounters};
 use crate::segments::Segments;
 
 /// Bytes kept for all of a connection's requests that are not admitted yet, or have not even arrived: enough for the
