@@ -15,12 +15,14 @@
 //! "Enhancing QUIC" is the thesis "Enhancing QUIC: Quality-of-Service LLM Serving and MASQUE Proxy Scheduling".
 
 mod clock;
+mod contention;
 mod discipline;
 #[cfg(test)]
 mod tests;
 
 use clock::Account;
 pub use clock::{DisciplineClock, Rank};
+pub use contention::Contention;
 pub use discipline::{Discipline, Expiry, Level, Low, Service};
 
 use crate::pifo::Pifo;

@@ -26,7 +26,7 @@ pub struct Decision {
     pub max_tokens: u32,
     /// Whether a model had failed the request before, so that an earlier record is about the same request. Records of earlier versions lack
     /// it.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub retry: bool,
     /// Its limits: what is left of them after earlier tries.
     pub limits: TimeLimits,
@@ -75,6 +75,9 @@ pub struct ReturnPath {
     pub backlog_bytes: u64,
     /// The rate; 0 if it is unknown.
     pub bytes_per_sec: u64,
+    /// The answer's share of the rate; 0 if it is all of it, or unknown. Records of earlier versions lack it.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub share_bytes_per_sec: u64,
     /// The bytes of a token.
     pub bytes_per_token: u32,
 }
@@ -113,10 +116,10 @@ pub struct EngineSnapshot {
     /// each token of the prompt; and the fraction by which one fully busy engine on the same GPU slows it.
     pub cost: [f64; 6],
     /// The expected number of the prompt's tokens in its cache. Records of earlier versions lack it.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub cached_tokens: u32,
     /// Whether its load was too old for policies that decide by loads ([`EngineLoad::is_stale`]). Records of earlier versions lack it.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub is_stale: bool,
 }
 
@@ -150,16 +153,9 @@ const fn default_margin_percent() -> u16 {
     110
 }
 
-/// Whether a record leaves out a number.
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-const fn is_zero(number: &u32) -> bool {
-    *number == 0
-}
-
-/// Whether a record leaves out a flag.
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-const fn is_false(flag: &bool) -> bool {
-    !*flag
+/// Whether a record leaves out a field, because it says nothing.
+fn is_default<T: Default + PartialEq>(field: &T) -> bool {
+    *field == T::default()
 }
 
 impl TimeLimits {
@@ -189,15 +185,15 @@ impl ReturnPath {
     /// Returns the path of a request.
     #[must_use]
     pub const fn of(path: &ClientPath) -> Self {
-        let ClientPath { smoothed_rtt_ns, backlog_bytes, bytes_per_sec, bytes_per_token } = *path;
-        Self { smoothed_rtt_ns, backlog_bytes, bytes_per_sec, bytes_per_token }
+        let ClientPath { smoothed_rtt_ns, backlog_bytes, bytes_per_sec, share_bytes_per_sec, bytes_per_token } = *path;
+        Self { smoothed_rtt_ns, backlog_bytes, bytes_per_sec, share_bytes_per_sec, bytes_per_token }
     }
 
     /// Returns the path for a router.
     #[must_use]
     pub const fn path(&self) -> ClientPath {
-        let Self { smoothed_rtt_ns, backlog_bytes, bytes_per_sec, bytes_per_token } = *self;
-        ClientPath { smoothed_rtt_ns, backlog_bytes, bytes_per_sec, bytes_per_token }
+        let Self { smoothed_rtt_ns, backlog_bytes, bytes_per_sec, share_bytes_per_sec, bytes_per_token } = *self;
+        ClientPath { smoothed_rtt_ns, backlog_bytes, bytes_per_sec, share_bytes_per_sec, bytes_per_token }
     }
 }
 

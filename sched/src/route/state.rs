@@ -103,8 +103,10 @@ pub struct ClientPath {
     /// The bytes queued on the path ahead of a byte of this request's class. The queue is assumed to be standing: equally
     /// long when the answer comes.
     pub backlog_bytes: u64,
-    /// The class's share of the pacing rate; 0 means unknown, and then bytes take no time.
+    /// The rate at which the path carries these bytes; 0 means unknown, and then bytes take no time.
     pub bytes_per_sec: u64,
+    /// The share of that rate with which the answer's own bytes travel; 0 means all of it.
+    pub share_bytes_per_sec: u64,
     /// The bytes of a token on the path, including framing.
     pub bytes_per_token: u32,
 }
@@ -115,22 +117,23 @@ impl ClientPath {
     /// Returns how long a token travels: half a round trip, and the queue ahead of it.
     #[must_use]
     pub const fn return_ns(&self) -> u64 {
-        (self.smoothed_rtt_ns / 2).saturating_add(self.transfer_ns(self.backlog_bytes))
+        (self.smoothed_rtt_ns / 2).saturating_add(transfer_ns(self.backlog_bytes, self.bytes_per_sec))
     }
 
-    /// Returns how long the path needs to carry `tokens` tokens when it carries nothing else.
+    /// Returns how long the path needs to carry `tokens` tokens with the answer's share.
     #[must_use]
     pub const fn carry_ns(&self, tokens: u32) -> u64 {
-        self.transfer_ns((tokens as u64).saturating_mul(self.bytes_per_token as u64))
+        let rate = if self.share_bytes_per_sec == 0 { self.bytes_per_sec } else { self.share_bytes_per_sec };
+        transfer_ns((tokens as u64).saturating_mul(self.bytes_per_token as u64), rate)
     }
+}
 
-    const fn transfer_ns(&self, bytes: u64) -> u64 {
-        if self.bytes_per_sec == 0 {
-            return 0;
-        }
-        let ns = bytes as u128 * NS_PER_SEC as u128 / self.bytes_per_sec as u128;
-        if ns > u64::MAX as u128 { u64::MAX } else { ns as u64 }
+const fn transfer_ns(bytes: u64, bytes_per_sec: u64) -> u64 {
+    if bytes_per_sec == 0 {
+        return 0;
     }
+    let ns = bytes as u128 * NS_PER_SEC as u128 / bytes_per_sec as u128;
+    if ns > u64::MAX as u128 { u64::MAX } else { ns as u64 }
 }
 
 /// When an answer is expected at the client, from now.

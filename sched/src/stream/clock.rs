@@ -10,8 +10,8 @@ use crate::random::Random;
 pub struct Rank(u64);
 
 /// The two upper bits of a rank.
-#[derive(Clone, Copy)]
-enum Band {
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Band {
     First,
     FirstUndated,
     Second,
@@ -20,7 +20,7 @@ enum Band {
 
 /// What orders a stream within its band.
 #[derive(Clone, Copy)]
-enum Order {
+pub(super) enum Order {
     Turns,
     Arrival,
     Deadline(u64),
@@ -196,7 +196,8 @@ impl Discipline {
     }
 }
 
-const fn order(discipline: Discipline, service: &Service) -> (Band, Order) {
+/// Returns the band of a stream of this service, and what orders it there.
+pub(super) const fn order(discipline: Discipline, service: &Service) -> (Band, Order) {
     match (discipline, service.level) {
         (Discipline::Rr, _) => (Band::First, Order::Turns),
         (Discipline::Fcfs, _) => (Band::First, Order::Arrival),
@@ -220,7 +221,8 @@ const fn by_deadline(service: &Service, dated: Band, undated: Band) -> (Band, Or
     }
 }
 
-const fn weight(service: &Service) -> u64 {
+/// Returns the weight of a service, at least 1.
+pub(super) const fn weight(service: &Service) -> u64 {
     match service.weight {
         0 => 1,
         weight => weight as u64,

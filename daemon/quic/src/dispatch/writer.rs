@@ -28,13 +28,15 @@ const QUEUE_BYTES: usize = 32 * 1024;
 /// The largest turn of a late binding. Each stream's queue has room for its share of a turn if that is more than [`QUEUE_BYTES`].
 const MOST_TURN_BYTES: u64 = Binding::MOST_BYTES / 2;
 
-/// How many bytes of other streams leave before a stream's own bytes.
+/// The bytes of other streams and of tunnels that leave before a stream's own bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ahead {
     /// How many bytes.
     pub bytes: u64,
     /// How fast they leave: a congestion window in each round trip. 0 if that is not known, or if nothing waits.
     pub bytes_per_sec: u64,
+    /// The share of this rate with which the stream's own bytes then leave, as long as the others have bytes to send.
+    pub share_bytes_per_sec: u64,
 }
 
 /// The sending half of a stream whose bytes wait for their turn. Dropping it before it is finished resets the stream.
@@ -149,12 +151,18 @@ impl ScheduledSendStream {
         }
     }
 
-    /// Returns how many bytes of other streams would leave before a byte that is queued now, and how fast.
+    /// Returns what would leave before a byte that is queued now, and how fast.
     #[must_use]
     pub fn ahead(&self) -> Ahead {
-        let bytes = self.of.hub.lock().bytes_ahead(self.name);
+        let ledger = &self.of.ledger;
+        let contention = self.of.hub.lock().contention(self.name, ledger.turn_bytes(), self.of.now_ns());
         // A window that nothing fills says nothing about the path.
-        Ahead { bytes, bytes_per_sec: if bytes > 0 { self.of.ledger.bytes_per_sec() } else { 0 } }
+        let Some(contention) = contention.filter(|contention| contention.bytes_ahead > 0) else {
+            return Ahead::default();
+        };
+        let bytes_per_sec = ledger.bytes_per_sec();
+        let share_bytes_per_sec = contention.share_of(bytes_per_sec);
+        Ahead { bytes: contention.bytes_ahead, bytes_per_sec, share_bytes_per_sec }
     }
 
     /// Ends the stream properly: sends the queued bytes, then the stream's end.

@@ -5,7 +5,7 @@ use std::sync::{Arc, atomic::Ordering::Relaxed};
 use masque::datagram;
 use pacing::{label, qlog::Tap};
 use s2n_quic::provider::datagram as provider;
-use sched::stream::Expiry;
+use sched::stream::{Expiry, Service};
 
 use super::{Losses, proof::Proof};
 use crate::{
@@ -114,6 +114,12 @@ impl Outbox {
     /// Returns how many bytes of payloads wait.
     pub(super) fn bytes(&self) -> usize {
         self.queues.iter().flatten().map(|queue| queue.payloads.bytes()).sum()
+    }
+
+    /// Returns the service of each flow with payloads, and how many bytes of them wait.
+    pub(super) fn waiting(&self) -> impl Iterator<Item = (Service, u64)> {
+        let waiting = self.queues.iter().flatten().filter(|queue| !queue.payloads.is_empty());
+        waiting.map(|queue| (queue.service(), queue.payloads.bytes() as u64))
     }
 
     fn queue(&mut self, slot: u32) -> Option<&mut FlowQueue> {
@@ -323,7 +329,7 @@ impl FlowQueue {
         }
     }
 
-    fn service(&self) -> sched::stream::Service {
+    fn service(&self) -> Service {
         self.terms.service_since(self.payloads.oldest_ns().unwrap_or_default())
     }
 

@@ -5,7 +5,7 @@ use std::{mem, sync::Arc};
 use bytes::Bytes;
 use masque::datagram;
 use s2n_quic::{application, stream::SendStream};
-use sched::stream::{Discipline, Expiry, Level, Rank, Service};
+use sched::stream::{Contention, Expiry, Rank};
 
 use super::{
     slot::{Slot, StreamWriteError},
@@ -101,20 +101,14 @@ impl State {
         }
     }
 
-    /// Returns how many bytes of other streams would leave before the stream's next queued byte. Under priorities and levels, streams of
-    /// the same rank and above count. Under other disciplines, all streams count, because any of them may get turns in between.
-    pub(crate) fn bytes_ahead(&self, name: u32) -> u64 {
-        let slots = || self.streams.slots.iter().enumerate().filter_map(|(at, slot)| Some((at, slot.as_ref()?)));
-        let Some((_, own)) = slots().find(|(at, _)| *at == name as usize) else { return 0 };
-        let own = own.terms.service;
-        let discipline = self.turns.discipline();
-        let precedes = |other: &Service| match discipline {
-            Discipline::Ml { .. } => own.level == Level::Low || other.level == Level::High,
-            Discipline::Abs => other.priority >= own.priority,
-            _ => true,
-        };
-        let others = slots().filter(|(at, slot)| *at != name as usize && precedes(&slot.terms.service));
-        others.map(|(_, slot)| slot.queue.bytes() as u64).sum()
+    /// Returns what the stream's next byte contends with: bytes of other streams that were not handed over yet, and tunnels' payloads.
+    /// `None` if there is no such stream.
+    pub(crate) fn contention(&self, name: u32, turn_bytes: u64, now_ns: u64) -> Option<Contention> {
+        let own = self.streams.slots.get(name as usize)?.as_ref()?.service_from(now_ns);
+        let slots = self.streams.slots.iter().enumerate().filter_map(|(at, slot)| Some((at, slot.as_ref()?)));
+        let others = slots.filter(|(at, slot)| *at != name as usize && !slot.queue.is_empty());
+        let others = others.map(|(_, slot)| (slot.service(), slot.queue.bytes() as u64));
+        Some(Contention::of(self.turns.discipline(), &own, others.chain(self.outbox.waiting()), turn_bytes))
     }
 
     /// Wakes the streams whose departure time has come; returns the next one.

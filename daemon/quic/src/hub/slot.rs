@@ -96,8 +96,12 @@ impl Slot {
 
     /// Returns the stream's service at the moment.
     pub(crate) fn service(&self) -> Service {
-        let since_ns = self.queue.oldest_ns().or(self.begun_ns).unwrap_or_default();
-        self.terms.service_since(since_ns)
+        self.service_from(0)
+    }
+
+    /// Returns the stream's service at the moment, or from `now_ns` on if it has not begun to send.
+    pub(crate) fn service_from(&self, now_ns: u64) -> Service {
+        self.terms.service_since(self.queue.oldest_ns().or(self.begun_ns).unwrap_or(now_ns))
     }
 
     /// Whether its writer may queue more.

@@ -28,14 +28,21 @@ pub struct Asker {
 }
 
 impl Asker {
-    /// Returns the state of the path back to the client: the bytes ahead of an answer on these terms, and the
-    /// rate at which the path carries them, at most the rate of the class.
+    /// Returns the state of the path back to the client: the bytes ahead of an answer on these terms, the rate at which the path carries
+    /// them, and the answer's share of it. The rates are at most the rate of the class.
     pub(super) fn path(&self, ahead: Ahead, terms: &Terms) -> ClientPath {
         let smoothed_rtt_ns = self.path.get().smoothed_rtt.unwrap_or_default().as_nanos() as u64;
-        let Ahead { bytes, bytes_per_sec } = ahead;
-        let rates = [Some(bytes_per_sec).filter(|rate| *rate > 0), terms.class.policy().rate_down];
-        let bytes_per_sec = rates.into_iter().flatten().min().unwrap_or_default();
-        ClientPath { smoothed_rtt_ns, backlog_bytes: bytes, bytes_per_sec, ..ClientPath::default() }
+        let [bytes_per_sec, share_bytes_per_sec] = [ahead.bytes_per_sec, ahead.share_bytes_per_sec].map(|rate| {
+            let rates = [Some(rate).filter(|rate| *rate > 0), terms.class.policy().rate_down];
+            rates.into_iter().flatten().min().unwrap_or_default()
+        });
+        ClientPath {
+            smoothed_rtt_ns,
+            backlog_bytes: ahead.bytes,
+            bytes_per_sec,
+            share_bytes_per_sec,
+            ..ClientPath::default()
+        }
     }
 }
 

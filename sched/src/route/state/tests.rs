@@ -66,14 +66,23 @@ fn a_full_batch_makes_a_request_wait_until_one_has_finished() {
 
 #[test]
 fn the_way_back_adds_half_a_round_trip_and_the_queue() {
-    let path =
-        ClientPath { smoothed_rtt_ns: 100 * MS, backlog_bytes: 5_000, bytes_per_sec: 100_000, bytes_per_token: 4 };
+    let path = ClientPath {
+        smoothed_rtt_ns: 100 * MS,
+        backlog_bytes: 5_000,
+        bytes_per_sec: 100_000,
+        share_bytes_per_sec: 0,
+        bytes_per_token: 4,
+    };
     assert_eq!(path.return_ns(), 100 * MS);
     let prediction = Prediction::of(&request(Slo::unlimited()), &replica(EngineLoad::default()), 0, &path);
     assert_eq!(prediction.finish_ns, 2_320 * MS);
     let slow = ClientPath { bytes_per_sec: 100, backlog_bytes: 0, ..path };
     let prediction = Prediction::of(&request(Slo::unlimited()), &replica(EngineLoad::default()), 0, &slow);
     assert_eq!(prediction.finish_ns, (4_040 + 50) * MS, "the path is slower than the engine");
+    let shared = ClientPath { share_bytes_per_sec: 100, ..path };
+    let prediction = Prediction::of(&request(Slo::unlimited()), &replica(EngineLoad::default()), 0, &shared);
+    assert_eq!(prediction.finish_ns, (4_040 + 100) * MS, "the answer's share of the path is slower than the engine");
+    assert_eq!(shared.return_ns(), path.return_ns(), "the queue ahead leaves at the path's whole rate");
 }
 
 #[test]
@@ -129,7 +138,7 @@ proptest! {
 
     #[test]
     fn no_state_gives_a_tightness_that_is_no_number(
-        load in any_load(), most_running in any::<u32>(), numbers in any::<[u64; 6]>(), tokens in any::<[u32; 4]>(),
+        load in any_load(), most_running in any::<u32>(), numbers in any::<[u64; 7]>(), tokens in any::<[u32; 4]>(),
     ) {
         let slo = Slo { first_token_ns: numbers[0], per_token_ns: numbers[1], budget_ns: numbers[2] };
         let request = RoutedRequest {
@@ -137,7 +146,7 @@ proptest! {
         };
         let path = ClientPath {
             smoothed_rtt_ns: numbers[3], backlog_bytes: numbers[4], bytes_per_sec: numbers[5],
-            bytes_per_token: tokens[3],
+            share_bytes_per_sec: numbers[6], bytes_per_token: tokens[3],
         };
         let prediction = Prediction::of(&request, &Replica { most_running, ..replica(load) }, 0, &path);
         prop_assert!(prediction.tightness(&slo) >= 0.0);

@@ -3,8 +3,9 @@
 use super::*;
 
 #[test]
-fn a_stream_is_told_what_leaves_before_it_by_the_schedule() {
-    for (discipline, before_high) in [(ML, 400_000), (Discipline::Rr, 700_000)] {
+fn a_stream_is_told_what_leaves_before_it_by_the_schedule_and_its_share() {
+    // The bytes that leave before all of a stream's, and how many streams it takes turns with: for a plain one, and an urgent one.
+    for (discipline, beside) in [(ML, [(400_000, 1), (400_000, 0)]), (Discipline::Rr, [(0, 2); 2])] {
         let scenario = move |mut end: End| async move {
             let streams = [open(&mut end, low()).await, open(&mut end, high()).await, open(&mut end, low()).await];
             let [(_, _), (_, urgent), (_, plain)] = &streams;
@@ -13,9 +14,16 @@ fn a_stream_is_told_what_leaves_before_it_by_the_schedule() {
             for ((_, send), len) in busy.iter_mut().zip([300_000, 400_000]) {
                 send.push(zeros(len));
             }
-            assert_eq!((plain.ahead().bytes, urgent.ahead().bytes), (700_000, before_high));
-            // The initial window (RFC 9002 §7.2), per round trip of the handshake or per initial estimate of it.
-            assert!((100_000..2_000_000).contains(&plain.ahead().bytes_per_sec), "{:?}", plain.ahead());
+            for (ahead, (before, beside)) in [plain.ahead(), urgent.ahead()].into_iter().zip(beside) {
+                let turns = before + beside * 1_200..=before + beside * 16_000;
+                assert!(
+                    turns.contains(&ahead.bytes),
+                    "{ahead:?} with {before} bytes before it, and {beside} beside it"
+                );
+                // The initial window (RFC 9002 §7.2), per round trip of the handshake or per initial estimate of it.
+                assert!((100_000..2_000_000).contains(&ahead.bytes_per_sec), "{ahead:?}");
+                assert_eq!(ahead.share_bytes_per_sec, ahead.bytes_per_sec.div_ceil(beside + 1), "{ahead:?}");
+            }
             for (recv, mut send) in busy {
                 send.finish();
                 assert_eq!(answer(recv).await, Some(8));

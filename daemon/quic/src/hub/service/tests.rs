@@ -7,7 +7,7 @@ use std::{
 
 use futures::task::noop_waker;
 use s2n_quic_core::event::{IntoEvent as _, builder};
-use sched::class::ClassSettings;
+use sched::{class::ClassSettings, stream::Discipline};
 
 use super::*;
 use crate::{
