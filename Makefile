@@ -43,6 +43,7 @@ lint:
 	cargo fmt --check
 	cargo fmt --check --manifest-path perf/peers/quinn-relay/Cargo.toml
 	cargo clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --workspace --no-deps
 
 # All that the check reads in this repository.
 deny_inputs = deny.toml Cargo.lock $(shell git ls-files Cargo.toml '*/Cargo.toml' ':!perf/peers')

@@ -12,7 +12,7 @@
 //! the stream or the connection ends, and with which [`Code`].
 //!
 //! The driver, which owns the transport, enforces these rules, because only the driver can see violations:
-//! - no DATAGRAM and no extended CONNECT before [`ControlReceiver::peer_settings`] allow it;
+//! - no DATAGRAM and no extended CONNECT before the peer's settings ([`ControlEvent::Settings`]) allow it;
 //! - a bidirectional stream opened by a server ends the connection with [`SERVER_OPENED_BIDIRECTIONAL`], and
 //!   STOP_SENDING from the peer for our control stream ends it with [`CONTROL_STREAM_STOPPED`];
 //! - requests at or above the ID in a GOAWAY that we sent are reset with [`Code::RequestRejected`].

@@ -5,9 +5,9 @@ use bytes::BufMut;
 /// The largest value a variable-length integer can carry: 2^62 − 1.
 pub const MAX: u64 = (1 << 62) - 1;
 
-/// Returns how many bytes [`write`] uses for `value`: 1, 2, 4 or 8.
+/// Returns how many bytes [`write()`] uses for `value`: 1, 2, 4 or 8.
 ///
-/// Values above [`MAX`] have no encoding; for them this returns 8, and [`write`] drops the two upper bits.
+/// Values above [`MAX`] have no encoding; for them this returns 8, and [`write()`] drops the two upper bits.
 #[must_use]
 pub const fn encoded_len(value: u64) -> usize {
     match value {

@@ -6,7 +6,7 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`arrivals`] | the due times and contents of requests, from a seed |
+//! | [`mod@arrivals`] | the due times and contents of requests, from a seed |
 //! | [`calibration`] | deadlines and rates, from the measured speed of the machine |
 //! | [`client`] | sends requests, and records their outcome |
 //! | [`download`] | fills the link |

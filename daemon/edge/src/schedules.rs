@@ -15,7 +15,7 @@ pub struct NamedSchedules(Arc<Mutex<State>>);
 struct State {
     /// The classes of the policy in force, once they are known, which give names their meaning.
     classes: Option<Arc<Classes>>,
-    /// The schedules that connections use, by name; `None` is the default schedule, [schedule].
+    /// The schedules that connections use, by name; `None` is the default schedule, `[schedule]`.
     used: HashMap<Option<String>, Schedules>,
 }
 

@@ -152,7 +152,7 @@ impl Drop for RequestAtGateway {
 }
 
 impl Clients {
-    /// Serves `serve` on a listener that [`door::bind`](role::door::bind) made, through one of `uplinks`. `classes` decide the class of each
+    /// Serves `serve` on a listener that [`door::bind`] made, through one of `uplinks`. `classes` decide the class of each
     /// request. When the address ends, its answers become some of the `last`.
     ///
     /// # Errors

@@ -24,7 +24,7 @@ const DEVELOPMENT_AUTHORITY: &str = "localhost:4433";
 
 #[derive(Args)]
 pub(crate) struct RelayOptions {
-    /// The relay: a URI template, or HOST[:PORT] for the default template of RFC 9298 [default: the relay of `paced run`
+    /// The relay: a URI template, or `HOST[:PORT]` for the default template of RFC 9298 [default: the relay of `paced run`
     /// on this machine]
     #[arg(long, value_name = "TEMPLATE", value_parser = template)]
     relay: Option<Template>,

@@ -41,7 +41,7 @@ pub fn run(plan: &ServingPlan, only: &[String]) -> Result<Vec<Row>> {
 }
 
 /// Runs a plan as [`run`] does, and draws what rows do not tell: how each policy scores from request to request of the first seed, where
-/// windows of requests are counted. Returns these pictures with their names, as [`pictures`] does.
+/// windows of requests are counted. Returns these pictures with their names, as [`pictures()`] does.
 ///
 /// # Errors
 /// As [`run`].
