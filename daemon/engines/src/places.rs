@@ -7,7 +7,10 @@
 use std::{
     future::Future,
     pin::Pin,
-    sync::Arc,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
     task::{Context, Poll},
 };
 
@@ -16,21 +19,22 @@ use quic::clock::Clock;
 use sched::stream::Discipline;
 use tokio::sync::{Notify, oneshot};
 
-use self::{affinity::Affinity, queue::Queue, work::EngineWork};
+use self::{affinity::Affinity, queue::Queue};
 pub use self::{
     affinity::{CachedBytes, PrefixAffinity, PrefixHashes, Prefixes},
-    queue::Claim,
+    claim::{Claim, Wish},
+    load::EngineStatus,
 };
 use crate::{
-    FULL_PERMILLE, NO_ENGINE_PERMILLE,
-    health::{EngineHealth, Fault, Found, Health},
+    health::{Fault, Found, Health},
     reported::Reported,
 };
 
 mod affinity;
 mod choice;
+mod claim;
+mod load;
 mod queue;
-mod work;
 
 /// The engines that run one model.
 #[derive(Debug)]
@@ -61,17 +65,6 @@ struct Waiting {
     wish: Wish,
 }
 
-/// The engine of a model where a request is served best.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wish {
-    /// The hashes of its prompt's beginning, which an engine may know.
-    pub prefix: PrefixHashes,
-    /// The index of the engine that was chosen for it, among the model's engines; `None` if any engine will do.
-    pub preferred: Option<usize>,
-    /// Whether the choice weighed cached prompts against other costs, so that an engine that knows the prompt has no further claim.
-    pub weighs_cache: bool,
-}
-
 #[derive(Debug, Default)]
 struct Replica {
     work: Arc<EngineWork>,
@@ -82,21 +75,12 @@ struct Replica {
     failed: u64,
 }
 
-/// The state of an engine at one time.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EngineStatus {
-    /// How many requests it works on.
-    pub in_flight: u32,
-    /// The requests of the engine's other clients, from its last report.
-    pub others: Reported,
-    /// Whether it gets requests, and why not.
-    pub health: EngineHealth,
-    /// Its last problem, until it succeeds again.
-    pub trouble: Option<String>,
-    /// How many requests it answered.
-    pub answered: u64,
-    /// How many requests it failed.
-    pub failed: u64,
+/// The requests that an engine works on, from all gateways: a reload makes a new gateway, and the old gateway finishes its requests.
+#[derive(Debug, Default)]
+struct EngineWork {
+    in_flight: AtomicU32,
+    /// The gateways' [`Engines`] that share this count, if there are several.
+    sharers: Mutex<Vec<Weak<Engines>>>,
 }
 
 /// Why there is no place.
@@ -327,100 +311,6 @@ impl Engines {
         }
     }
 
-    /// Returns the load of the engines that get requests, waiting requests included, in thousandths of the requests that they work on at
-    /// once; [`NO_ENGINE_PERMILLE`] if no engine gets requests.
-    #[must_use]
-    pub fn load_permille(&self) -> u32 {
-        let (now_ns, state) = ((self.now_ns)(), self.state.lock());
-        let usable = state.replicas.iter().filter(|replica| replica.is_usable(now_ns));
-        let (engines, in_flight) =
-            usable.fold((0, 0), |(engines, sum), replica| (engines + 1, sum + replica.work.in_flight()));
-        let most = u64::from(self.most_in_flight) * engines;
-        let load = (u64::from(in_flight) + state.queue.len() as u64) * u64::from(FULL_PERMILLE);
-        load.checked_div(most).map_or(NO_ENGINE_PERMILLE, |load| load.min(u64::from(NO_ENGINE_PERMILLE - 1)) as u32)
-    }
-
-    /// Returns the requests of other clients at each engine: zero before its first report; `None` if its last report has become too old,
-    /// so that their number is not known any more.
-    #[must_use]
-    pub fn others(&self) -> Vec<Option<Reported>> {
-        let (now_ns, state) = ((self.now_ns)(), self.state.lock());
-        state.replicas.iter().map(|replica| replica.others(now_ns, state.report_ns)).collect()
-    }
-
-    /// Returns how many requests each engine works on, and whether it gets any.
-    #[must_use]
-    pub fn loads(&self) -> Vec<(u32, bool)> {
-        let (now_ns, state) = ((self.now_ns)(), self.state.lock());
-        state.replicas.iter().map(|replica| (replica.work.in_flight(), replica.is_usable(now_ns))).collect()
-    }
-
-    /// Returns the state of each engine.
-    #[must_use]
-    pub fn status(&self) -> Vec<EngineStatus> {
-        let (now_ns, state) = ((self.now_ns)(), self.state.lock());
-        let status = |replica: &Replica| EngineStatus {
-            in_flight: replica.work.in_flight(),
-            others: replica.others(now_ns, state.report_ns).unwrap_or_default(),
-            health: replica.health.verdict(now_ns),
-            trouble: replica.health.trouble().map(str::to_owned),
-            answered: replica.answered,
-            failed: replica.failed,
-        };
-        state.replicas.iter().map(status).collect()
-    }
-
-    /// Returns the maximum of requests that each engine works on at once.
-    #[must_use]
-    pub const fn most_in_flight(&self) -> u32 {
-        self.most_in_flight
-    }
-
-    /// Returns how many requests an engine works on.
-    #[must_use]
-    pub fn in_flight(&self, replica: usize) -> u32 {
-        self.state.lock().replicas.get(replica).map_or(0, |replica| replica.work.in_flight())
-    }
-
-    /// Returns how many requests an engine works on or has in its own queue at `now_ns`: ours, and, as far as is known, those of its other
-    /// clients.
-    #[must_use]
-    pub fn at_engine(&self, replica: usize, now_ns: u64) -> (u32, Reported) {
-        let state = self.state.lock();
-        let counts = |of: &Replica| (of.work.in_flight(), of.others(now_ns, state.report_ns).unwrap_or_default());
-        state.replicas.get(replica).map(counts).unwrap_or_default()
-    }
-
-    /// Whether an engine would start one more request at once.
-    #[must_use]
-    pub fn has_room(&self) -> bool {
-        let (now_ns, state) = ((self.now_ns)(), self.state.lock());
-        state.queue.is_empty() && state.least_busy(self.most_in_flight, &[], now_ns).is_some()
-    }
-
-    /// Whether any engine gets requests.
-    #[must_use]
-    pub fn is_alive(&self) -> bool {
-        let (now_ns, state) = ((self.now_ns)(), self.state.lock());
-        state.replicas.iter().any(|replica| replica.is_usable(now_ns))
-    }
-
-    /// Returns how many requests wait.
-    #[must_use]
-    pub fn waiting(&self) -> usize {
-        self.state.lock().queue.len()
-    }
-
-    /// Returns how many requests wait for each engine that gets requests, and how many tokens their answers are expected to have.
-    #[must_use]
-    pub fn waiting_each(&self) -> (u32, u64) {
-        let (now_ns, state) = ((self.now_ns)(), self.state.lock());
-        let engines = state.replicas.iter().filter(|replica| replica.is_usable(now_ns)).count();
-        let waiting = state.queue.len();
-        let each = waiting.div_ceil(engines.max(1)) as u64;
-        (each as u32, (state.queue.answer_tokens() * each).div_ceil(waiting.max(1) as u64))
-    }
-
     /// Takes back a place, and gives it to the request whose turn it is.
     fn give_back(self: &Arc<Self>, replica: usize) {
         let now_ns = (self.now_ns)();
@@ -447,6 +337,41 @@ impl State {
         if self.replicas.iter().all(|replica| !replica.is_usable(now_ns)) {
             self.queue.clear();
         }
+    }
+}
+
+impl EngineWork {
+    /// Returns how many requests the engine works on.
+    fn in_flight(&self) -> u32 {
+        self.in_flight.load(Relaxed)
+    }
+
+    /// Notes that it gets one more, unless it works on `most` or more. Returns whether it gets one.
+    fn begin(&self, most: u32) -> bool {
+        // The gateways before and after a reload hold different locks here.
+        self.in_flight.fetch_update(Relaxed, Relaxed, |count| (count < most).then(|| count + 1)).is_ok()
+    }
+
+    /// Notes that a request has ended.
+    fn end(&self) {
+        // Every end follows a `begin`.
+        self.in_flight.fetch_sub(1, Relaxed);
+    }
+
+    /// Lets requests that wait at `sharer` take places that other gateways give back.
+    fn share(&self, sharer: &Arc<Engines>) {
+        let mut sharers = self.sharers.lock();
+        sharers.retain(|known| known.strong_count() > 0);
+        let sharer = Arc::downgrade(sharer);
+        if !sharers.iter().any(|known| known.ptr_eq(&sharer)) {
+            sharers.push(sharer);
+        }
+    }
+
+    /// Returns the other gateways' engines that share this count.
+    fn others(&self, than: &Arc<Engines>) -> Vec<Arc<Engines>> {
+        let sharers = self.sharers.lock();
+        sharers.iter().filter_map(Weak::upgrade).filter(|sharer| !Arc::ptr_eq(sharer, than)).collect()
     }
 }
 

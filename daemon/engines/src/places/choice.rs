@@ -2,8 +2,9 @@
 //! cache, or the least busy engine.
 
 use super::{
-    Replica, State, Wish,
+    Replica, State,
     affinity::{self, PrefixAffinity},
+    claim::Wish,
 };
 use crate::reported::Reported;
 

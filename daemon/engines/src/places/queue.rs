@@ -10,33 +10,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use sched::stream::{Discipline, DisciplineClock, Service, Streams};
 use slab::Slab;
 
-use super::Wish;
-
-/// The properties of a request that decide its turn.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Claim {
-    /// The service that its class gives it.
-    pub service: Service,
-    /// The name of its class.
-    pub class: Arc<str>,
-    /// Its tenant, and the tenant's weight beside others of the class; requests without a tenant share as one.
-    pub tenant: Option<(Arc<str>, u16)>,
-    /// The user among whose waiting requests it counts; `None` if users are not known.
-    pub user: Option<Arc<str>>,
-    /// How many tokens it is expected to use, prompt and answer.
-    pub tokens: u64,
-    /// How many of these tokens the answer is expected to have. This has no influence on the request's turn.
-    pub answer_tokens: u64,
-    /// The engine where it is served best. It has no influence on its turn.
-    pub wish: Wish,
-}
-
-impl From<Service> for Claim {
-    /// Returns the claim of a request without a tenant, of a class without a name.
-    fn from(service: Service) -> Self {
-        Self { service, ..Self::default() }
-    }
-}
+use super::claim::Claim;
 
 /// Waiting requests, each with a value.
 #[derive(Debug)]

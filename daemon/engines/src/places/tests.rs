@@ -386,3 +386,11 @@ fn two_gateways_that_give_at_once_never_give_an_engine_more_than_it_may_have() {
     });
     assert_eq!((most.into_inner(), after.in_flight(0)), (1, 0));
 }
+
+#[test]
+fn an_engine_gets_no_more_requests_than_it_may_have() {
+    let work = EngineWork::default();
+    assert_eq!([work.begin(2), work.begin(2), work.begin(2), work.begin(1)], [true, true, false, false]);
+    work.end();
+    assert_eq!((work.begin(1), work.begin(2), work.in_flight()), (false, true, 2));
+}
