@@ -14,7 +14,7 @@ use masque::h3::{self, Code, Part, ResponseHead};
 use quic::h3::{RecvStream, Request, SendStream};
 use role::traffic::Traffic;
 
-use super::{GatewayAccess, recording::Recording};
+use super::{gateway_access::GatewayAccess, recording::Recording};
 use crate::load_permille;
 
 /// How many bytes go into one DATA frame.

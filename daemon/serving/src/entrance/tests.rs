@@ -1,5 +1,10 @@
 use config::{Config, hash::hex};
-use role::access::record::What;
+use masque::h3::ResponseHead;
+use quic::h3::Request;
+use role::{
+    access::{record::What, way::Way},
+    traffic::Traffic,
+};
 use sha2::{Digest as _, Sha256};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
