@@ -25,8 +25,9 @@ use role::access::served::Served;
 use tokio::time::{Instant as TokioInstant, timeout, timeout_at};
 
 use super::{
-    Failure, Gateway, Model,
-    exchange::{Ended, Exchange},
+    Gateway, Model,
+    end::{Ended, Failure},
+    exchange::Exchange,
     failed_try::{EngineRefusal, FailedTry},
     held_events::HeldEvents,
     pieces::Pieces,

@@ -9,8 +9,8 @@ use role::holder::Holder;
 use tokio::time::{Instant, timeout_at};
 
 use super::{
-    Failure,
-    exchange::{Exchange, Unread},
+    end::{Failure, Unread},
+    exchange::Exchange,
 };
 
 /// The unit in which bodies count against the bound.

@@ -20,6 +20,7 @@ use role::access::served::CANCELLED;
 use tokio::time::timeout;
 
 pub use self::tcp::{Awaited, ResponseBody, TcpExchange};
+use super::end::{Ended, Gone, Unread};
 
 mod tcp;
 
@@ -35,37 +36,9 @@ pub enum Exchange {
     Tcp(TcpExchange),
 }
 
-/// The client is gone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Gone;
-
-/// Why a body cannot be read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Unread {
-    /// The client is gone.
-    Gone,
-    /// It does not match the head; the client can still receive an error.
-    Malformed,
-}
-
-/// How a request's answer ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ended {
-    /// Completely.
-    Whole,
-    /// In the middle.
-    Cut,
-}
-
 impl From<Request> for Exchange {
     fn from(request: Request) -> Self {
         Self::Stream(request)
-    }
-}
-
-impl From<Error> for Gone {
-    fn from(_: Error) -> Self {
-        Self
     }
 }
 

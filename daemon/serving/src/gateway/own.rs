@@ -6,8 +6,9 @@ use openai::{OpenAiError, Operation};
 use tokio::time::timeout;
 
 use super::{
-    Failure, Gateway, Model,
-    exchange::{ANSWER_TIMEOUT, Ended, Exchange},
+    Gateway, Model,
+    end::{Ended, Failure},
+    exchange::{ANSWER_TIMEOUT, Exchange},
 };
 use crate::routes::Route;
 

@@ -9,7 +9,7 @@ use hyper::{
 };
 use openai::OpenAiError;
 
-use super::{Failure, exchange::Exchange, silence::Silence};
+use super::{end::Failure, exchange::Exchange, silence::Silence};
 
 /// An engine's answer, piece by piece.
 pub(super) struct Pieces {

@@ -8,6 +8,7 @@ use config::{
     policy::Policy,
     routing::Routing,
 };
+use engines::NO_ENGINE_PERMILLE;
 use futures::stream;
 use http_body_util::{BodyExt as _, Full, StreamBody, combinators::UnsyncBoxBody};
 use hyper::{Request, body::Frame, client, header::HeaderValue, server, service::service_fn};
@@ -16,6 +17,7 @@ use openai::TokenUsage;
 use pacing::path::PathStats;
 use prometheus_client::{encoding::text::encode, registry::Registry};
 use quic::class::{ClassMarks, ClassMetrics, PolicyRole};
+use role::access::served::Served;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpListener,
@@ -24,7 +26,7 @@ use tokio::{
 };
 
 use super::*;
-use crate::{departure::Departure, message, routes::tests::model, tenants::tests::key};
+use crate::{LOAD, departure::Departure, message, routes::tests::model, tenants::tests::key};
 
 mod aliases;
 mod failing;

@@ -9,8 +9,9 @@ use quic::class::Terms;
 use role::access::served::Served;
 
 use super::{
-    Failure, Gateway, Model,
+    Gateway, Model,
     answer::{Done, Pass},
+    end::Failure,
     exchange::Exchange,
     failed_try::FailedTry,
 };

@@ -22,7 +22,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::{Ended, Gone, Unread};
+use super::super::end::{Ended, Gone, Unread};
 use crate::{connection::discard, departure::Departure};
 
 /// How long, and up to how many bytes, the gateway reads the rest of a body after an early answer, over TCP. Otherwise,

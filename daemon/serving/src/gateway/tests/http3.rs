@@ -10,6 +10,7 @@ use quic::{
     h3::{HttpConnection, MessageLimits},
     tls::{self, ServerTls, Trust},
 };
+use role::access::served::UNTAKEN;
 
 use super::*;
 
