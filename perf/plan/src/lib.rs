@@ -3,6 +3,8 @@
 //! A plan names everything that decides its result. Its [variants](Plan::variant) change single keys, for what a paper leaves
 //! open or for another network.
 
+mod clock;
+mod file;
 mod network;
 pub mod paths;
 pub mod processes;
@@ -17,18 +19,17 @@ mod variants;
 mod verdict;
 mod workload;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fs,
-    path::{Path, PathBuf},
-};
+use std::collections::BTreeMap;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Result, bail};
 use instruments::flood::Flood;
 use serde::Deserialize;
 use toml::Table;
 
+use self::file::PlanFile;
 pub use self::{
+    clock::Clock,
+    file::names,
     network::{Congestion, Family, Network},
     paths::PathsPlan,
     processes::ProcessesPlan,
@@ -41,28 +42,6 @@ pub use self::{
     verdict::{Judgement, Verdict},
     workload::{Arrivals, Class, Engine, Level, Mix, Reader, Workload},
 };
-
-/// The folder of the plans.
-const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../plans");
-
-fn base() -> String {
-    BASE.to_owned()
-}
-
-/// Returns the names of all plans, sorted.
-///
-/// # Errors
-/// When their folder cannot be read.
-pub fn names() -> Result<Vec<String>> {
-    let entries = fs::read_dir(FOLDER).with_context(|| format!("failed to read {FOLDER}"))?;
-    let paths = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
-    let plans = paths.iter().filter(|path| path.extension().is_some_and(|extension| extension == "toml"));
-    Ok(plans
-        .filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned()))
-        .collect::<BTreeSet<_>>()
-        .into_iter()
-        .collect())
-}
 
 /// A plan of any kind.
 #[derive(Clone, Debug)]
@@ -87,23 +66,12 @@ impl Any {
     /// # Errors
     /// When there is no such file, the plan has another name, or [`Plan::from_toml`] or its counterpart of another kind fails.
     pub fn read(name: &str) -> Result<Self> {
-        let known = Path::new(FOLDER).join(name).with_extension("toml");
-        let path = if known.exists() { known } else { PathBuf::from(name) };
-        let text = fs::read_to_string(&path).with_context(|| format!("no plan {name}; `list` names all"))?;
-        let plan = Self::from_toml(&text).with_context(|| path.display().to_string())?;
-        ensure!(
-            path.file_stem().is_some_and(|stem| *stem == *plan.name()),
-            "{}: `name` is {}, not the file's name",
-            path.display(),
-            plan.name()
-        );
-        Ok(plan)
+        PlanFile::read(name)?.parse(Self::from_toml, Self::name)
     }
 
     /// Parses a plan of any kind. The key `kind` names the kind of every plan except those with a network.
     fn from_toml(text: &str) -> Result<Self> {
-        let table: Table = toml::from_str(text)?;
-        Ok(match table.get("kind").map(|kind| kind.as_str()) {
+        Ok(match file::kind(text)?.as_ref().map(|kind| kind.as_str()) {
             None => Self::Network(Box::new(Plan::from_toml(text)?)),
             Some(Some("paths")) => Self::Paths(Box::new(PathsPlan::from_toml(text)?)),
             Some(Some("trees")) => Self::Trees(Box::new(TreesPlan::from_toml(text)?)),
@@ -234,7 +202,7 @@ pub struct Plan {
     #[serde(default)]
     variants: BTreeMap<String, Table>,
     /// The name of this variant.
-    #[serde(skip, default = "base")]
+    #[serde(skip, default = "variants::base")]
     pub variant: String,
     /// The TOML table that variants change.
     #[serde(skip)]
@@ -259,18 +227,6 @@ pub enum Topology {
     Attacked,
     /// A gateway for models: answers of its engine, token by token.
     Served,
-}
-
-/// Where an experiment runs, and by which time.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, clap::ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum Clock {
-    /// s2n-quic's simulated network, in virtual time.
-    VirtualNetwork,
-    /// Network namespaces with `netem`, in the kernel of the VM lab.
-    Lab,
-    /// Loopback, by the machine's own clocks.
-    Native,
 }
 
 /// The path between the edge and the target.
@@ -446,17 +402,5 @@ impl Plan {
     pub fn published(&self, scheduler: Scheduler, class: &str, metric: &str) -> Option<f64> {
         let same = |p: &&Published| (p.scheduler, p.class.as_str(), p.metric.as_str()) == (scheduler, class, metric);
         self.published.iter().find(same).map(|published| published.value)
-    }
-}
-
-impl Clock {
-    /// Its name in plans and on the command line.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::VirtualNetwork => "virtual-network",
-            Self::Lab => "lab",
-            Self::Native => "native",
-        }
     }
 }

@@ -41,7 +41,7 @@ pub struct PathsPlan {
     #[serde(default)]
     variants: BTreeMap<String, Table>,
     /// The name of this variant.
-    #[serde(skip, default = "super::base")]
+    #[serde(skip, default = "variants::base")]
     pub variant: String,
     /// The TOML table that variants change.
     #[serde(skip)]

@@ -5,7 +5,9 @@ use serde::Deserialize;
 use toml::Table;
 
 use super::{
-    Any, Clock, Varied as _, Verdict,
+    Varied as _, Verdict,
+    clock::Clock,
+    file::PlanFile,
     serving::{Arrivals, Choose, Latency, Seeds, ServingPlan},
     variants,
 };
@@ -80,9 +82,9 @@ impl ProcessesPlan {
     /// The mistake, with its line if it has one.
     pub fn from_toml(text: &str) -> Result<Self> {
         let mut plan: Self = toml::from_str(text)?;
-        let Any::Serving(of) = Any::read(&plan.serving)? else {
-            anyhow::bail!("serving: {} is no plan of model serving", plan.serving)
-        };
+        let file = PlanFile::read(&plan.serving)?;
+        ensure!(file.is_of("serving")?, "serving: {} is no plan of model serving", plan.serving);
+        let of = file.parse(ServingPlan::from_toml, |plan| &plan.name)?;
         let mut changed = of.table().clone();
         variants::merge(&mut changed, &plan.changes);
         // They are about the other plan's results.
@@ -197,7 +199,7 @@ mod tests {
     use super::*;
 
     fn text() -> String {
-        std::fs::read_to_string(format!("{}/routing-processes.toml", super::super::FOLDER)).unwrap()
+        std::fs::read_to_string(format!("{}/routing-processes.toml", crate::file::FOLDER)).unwrap()
     }
 
     #[test]

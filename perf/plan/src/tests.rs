@@ -1,4 +1,6 @@
-use super::*;
+use std::fs;
+
+use super::{file::FOLDER, *};
 
 const TEXT: &str = r#"
     name = "small"

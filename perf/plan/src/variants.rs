@@ -10,6 +10,11 @@ use toml::Table;
 /// The variant that changes nothing.
 pub const BASE: &str = "base";
 
+/// Returns the name of a plan that is no variant of another.
+pub(crate) fn base() -> String {
+    BASE.to_owned()
+}
+
 /// A kind of plan that has variants.
 pub trait Varied: Clone + DeserializeOwned {
     /// Checks what the types alone do not rule out.

@@ -4,7 +4,7 @@ use super::*;
 use crate::{Any, Varied as _};
 
 fn text(name: &str) -> String {
-    std::fs::read_to_string(format!("{}/{name}.toml", crate::FOLDER)).unwrap()
+    std::fs::read_to_string(format!("{}/{name}.toml", crate::file::FOLDER)).unwrap()
 }
 
 #[test]
