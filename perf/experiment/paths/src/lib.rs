@@ -26,6 +26,7 @@ use sched::path::{self as placement, PathChoice, Placement, StreamProfile, prece
 
 use self::{
     link::Link,
+    row::Shown,
     signal::Signal,
     simulator::Ended,
     strategy::{Order, Rule, Strategy},
@@ -52,17 +53,6 @@ pub fn run(plan: &PathsPlan) -> Result<Vec<Row>> {
         }
     }
     Ok(rows)
-}
-
-/// The results of one run for one stream of the plan.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Shown {
-    /// The time from the request to the last byte.
-    completion_ms: f64,
-    /// The percentage of its packets that took the path that would be slowest for it alone.
-    slow_pct: f64,
-    /// The completion time by the closed form.
-    closed_ms: f64,
 }
 
 /// One cell with one seed.

@@ -1,12 +1,10 @@
-//! Rows of results.
+//! Rows of results, and the results of single runs that they sum up.
 
 use anyhow::Result;
 use instruments::rows::parse_lines;
 use plan::paths::{Cell, PathsPlan, Scheduler};
 use sched::route::serving::Interval;
 use serde::{Deserialize, Serialize};
-
-use super::Shown;
 
 /// One line of results, without its origin: one stream under one scheduler in one cell.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq)]
@@ -76,6 +74,17 @@ pub(super) fn deviation(values: &[f64]) -> f64 {
     let mean = values.iter().sum::<f64>() / values.len() as f64;
     let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
     (squares / (values.len() as f64 - 1.0).max(1.0)).sqrt()
+}
+
+/// The results of one run for one stream of the plan.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Shown {
+    /// The time from the request to the last byte.
+    pub(super) completion_ms: f64,
+    /// The percentage of its packets that took the path that would be slowest for it alone.
+    pub(super) slow_pct: f64,
+    /// The completion time by the closed form.
+    pub(super) closed_ms: f64,
 }
 
 /// Returns the rows of a scheduler in a cell, one for each stream; `runs` has its repetitions.

@@ -6,18 +6,19 @@
 mod browser;
 mod page;
 mod row;
+mod setting;
 mod tables;
 #[cfg(test)]
 mod tests;
 
 use anyhow::{Context as _, Result};
 use instruments::random::Random;
-use plan::{
-    paths::Cell,
-    trees::{Browser, Page, TreesPlan, TreesScheduler},
-};
+use plan::trees::{TreesPlan, TreesScheduler};
 
-use self::page::{Divided, Item, Loader, Placing, items};
+use self::{
+    page::{Divided, Item, Loaded, Loader, Placing, items},
+    setting::Setting,
+};
 pub use self::{row::Row, tables::tables};
 use super::{assignments, links, simulator};
 
@@ -41,24 +42,6 @@ pub fn run(plan: &TreesPlan) -> Result<Vec<Row>> {
         }
     }
     Ok(rows)
-}
-
-/// The loading times of one page, in milliseconds from the first request.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Loaded {
-    /// Until the last render-blocking resource has arrived.
-    render_ms: f64,
-    /// Until the whole page has arrived.
-    load_ms: f64,
-}
-
-/// A page in a cell, with one browser's signals.
-#[derive(Clone, Copy)]
-struct Setting<'a> {
-    plan: &'a TreesPlan,
-    page: &'a Page,
-    browser: Browser,
-    cell: &'a Cell,
 }
 
 impl Setting<'_> {

@@ -17,7 +17,8 @@ use super::{
         stream::{Sending, Stream},
         stream_bytes_per_sec,
     },
-    Loaded, Setting, browser,
+    browser,
+    setting::Setting,
 };
 
 /// One resource.
@@ -118,6 +119,15 @@ impl Window {
     fn packets(&self, links: &Links) -> u64 {
         (2 * self.most as u64).max(links.initial_window.into())
     }
+}
+
+/// The loading times of one page, in milliseconds from the first request.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Loaded {
+    /// Until the last render-blocking resource has arrived.
+    pub(super) render_ms: f64,
+    /// Until the whole page has arrived.
+    pub(super) load_ms: f64,
 }
 
 /// A page that is being loaded.

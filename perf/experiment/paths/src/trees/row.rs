@@ -8,7 +8,7 @@ use plan::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{super::row::mean_and_interval, Loaded, Setting};
+use super::{super::row::mean_and_interval, page::Loaded, setting::Setting};
 
 /// One line of results, without its origin: one page with one browser's signals under one scheduler in one cell. Beside each figure
 /// is half of the 95 % interval of its mean.

@@ -1,4 +1,8 @@
-use plan::{Any, paths::Path, trees::ResourceKind};
+use plan::{
+    Any,
+    paths::Path,
+    trees::{Browser, Page, ResourceKind},
+};
 
 use super::{super::order::Signals, *};
 use crate::{
