@@ -9,11 +9,11 @@
 
 pub(crate) mod client;
 mod figures;
+mod gateway;
 
-use std::{fmt::Write as _, net::Ipv4Addr, time::Duration};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use config::hash::hex;
 use futures::future::join_all;
 use instruments::load::Figure;
 use lab::{
@@ -23,27 +23,17 @@ use lab::{
     stack_counters::{self, StackCounters},
 };
 use plan::{Class, Plan, Scheduler};
-use sha2::{Digest as _, Sha256};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use self::client::{Answer, Client, Version};
+use self::{
+    client::{Answer, Client, Version},
+    gateway::{ENGINE_PORT, MODEL},
+};
 use super::{
     Request, Run, Sample, Stream,
     emulated::{Emulated, block_on},
-    masque, requests,
+    requests,
 };
-
-/// The port of the engine.
-const ENGINE_PORT: u16 = 8_001;
-
-/// The port of the gateway's listener for TLS over TCP.
-const FRONT_PORT: u16 = 8_443;
-
-/// The model's name.
-const MODEL: &str = "large";
-
-/// The key that clients send to the gateway. It need not be secret: no other program runs in these namespaces.
-const KEY: &str = "paced_of-a-client-in-a-namespace";
 
 /// Runs one repetition.
 ///
@@ -61,7 +51,7 @@ pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
     let speed =
         Speed { prefill: millis(speed.first_ms), step: millis(speed.token_ms), step_per_request: Duration::ZERO };
     let _engine = Engine::start(&chain.target, ENGINE_PORT, MODEL, speed)?;
-    let sections = gateway(plan, scheduler, [chain.egress.far.v4, chain.access.far.v4])?;
+    let sections = gateway::sections(plan, scheduler, [chain.egress.far.v4, chain.access.far.v4])?;
     let site = Site::on(chain, Terms { sections: &sections, ..Terms::default() })?;
     let requests = requests(plan, seed);
 
@@ -100,43 +90,6 @@ pub fn run(plan: &Plan, scheduler: Scheduler, seed: u64) -> Result<Run> {
     };
     run.streams = requests.iter().zip(answers).map(stream).collect();
     Ok(run)
-}
-
-/// Returns the gateway's sections; its addresses are toward the engine and toward the client.
-fn gateway(plan: &Plan, scheduler: Scheduler, [engine, own]: [Ipv4Addr; 2]) -> Result<String> {
-    let discipline = match scheduler {
-        Scheduler::Http3Rr => "discipline = \"rr\"",
-        _ => "discipline = \"ml\"\nlow = \"edf\"",
-    };
-    // As recommended for links below 10 Mbit/s.
-    let mut text = format!(
-        r#"
-        [log]
-        level = "warn"
-        [transport]
-        congestion = "{congestion}"
-        [schedule]
-        {discipline}
-        low_mark_packets = 2
-        [gateway]
-        [[gateway.model]]
-        name = "{MODEL}"
-        engines = ["http://{engine}:{ENGINE_PORT}"]
-        max_in_flight = 4096
-        [[gateway.listener]]
-        address = "{own}:{FRONT_PORT}"
-        [[gateway.key]]
-        name = "client"
-        sha256 = "{key}"
-        "#,
-        congestion = plan.congestion,
-        key = hex(&Sha256::digest(KEY)),
-    );
-    for class in &plan.classes {
-        text += &masque::class_section(class);
-        writeln!(text, "[[rule]]\nclass = \"{0}\"\nasked_class = \"{0}\"", class.name)?;
-    }
-    Ok(text)
 }
 
 /// Makes all requests when they are due, and waits until they have ended or the time limit has passed.
@@ -202,31 +155,5 @@ impl Counters {
             sent_again: of(&relay, "Tcp:RetransSegs")?,
             timeouts: of(&relay, "TcpExt:TCPTimeouts")?,
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use config::policy::Policy;
-    use plan::Varied as _;
-
-    use super::*;
-
-    #[test]
-    fn the_gateway_of_every_variant_knows_the_classes_with_their_deadlines() {
-        let plan = Plan::read("llm-transport").unwrap();
-        for variant in plan.variants() {
-            let plan = plan.variant(variant).unwrap();
-            for scheduler in &plan.schedulers {
-                let text = gateway(&plan, *scheduler, [Ipv4Addr::LOCALHOST; 2]).unwrap();
-                let policy = text.split_once("[class.").map(|(_, classes)| format!("[class.{classes}")).unwrap();
-                let policy = Policy::from_toml(&policy).unwrap();
-                for class in &plan.classes {
-                    let known = policy.classes.iter().find(|known| known.name == class.name).unwrap();
-                    let deadline = class.deadline_ms.map(Duration::from_millis);
-                    assert_eq!(known.deadline, deadline, "{} of {variant}", class.name);
-                }
-            }
-        }
     }
 }

@@ -19,7 +19,7 @@ use serde_json::json;
 use tokio::{net::TcpStream, time::Instant};
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
-use super::{FRONT_PORT, KEY, MODEL};
+use super::gateway::{FRONT_PORT, KEY, MODEL};
 use crate::tls;
 
 /// The path of requests.
