@@ -11,12 +11,14 @@
 //!
 //! | module | what it is |
 //! |---|---|
+//! | `compared` | the plan's requests, engines and learned policies |
 //! | `stage` | the processes of a seed, and what the gateway has counted |
 //! | `client` | sends requests when they are due |
 //! | `row` | a policy's run beside its simulation |
 //! | `tables` | rows as Markdown |
 
 mod client;
+mod compared;
 mod row;
 mod stage;
 mod tables;
@@ -31,47 +33,21 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use parking_lot::Mutex;
-use plan::{
-    Clock,
-    processes::ProcessesPlan,
-    serving::{Choose, ServingPlan},
-};
+use plan::{Clock, processes::ProcessesPlan, serving::Choose};
 use routing::policy;
-use sched::route::{
-    RoutingPolicy,
-    serving::{Arrival, Setup},
-};
+use sched::route::serving::Arrival;
 
 use self::{
     client::{Asked, Ended},
+    compared::Compared,
     stage::Stage,
 };
-pub use self::{row::Row, tables::tables};
+pub use self::{compared::Part, row::Row, tables::tables};
 use super::{
     answer::Answered,
     figures::Figures,
-    learn,
     play::{Cell, Offered},
 };
-
-/// What is run of a plan.
-#[derive(Clone, Debug)]
-pub struct Part<'a> {
-    /// The clock, which decides about the link's delay.
-    pub clock: Clock,
-    /// Only these policies, or all if empty.
-    pub policies: &'a [String],
-    /// How many seeds; `None` for the plan's number.
-    pub seeds: Option<u64>,
-}
-
-/// A plan that is being run.
-struct Compared {
-    simulated: ServingPlan,
-    setup: Setup,
-    /// The policies as they were learned, in the order of the plan's.
-    learned: Vec<RoutingPolicy>,
-}
 
 /// How many seeds are run at once on a clock that does not stop: their processes mostly wait. In the lab, which has one CPU and a
 /// clock that counts its instructions, seeds run one after the other.
@@ -89,22 +65,7 @@ pub fn run(
     part: &Part<'_>,
     mut keep: impl FnMut(&[Row]) -> Result<()> + Send,
 ) -> Result<Vec<Row>> {
-    let mut simulated = plan.simulated(part.clock)?;
-    for name in part.policies {
-        ensure!(simulated.policies.iter().any(|of| of.name == *name), "no policy {name} in plan {}", plan.name);
-    }
-    simulated.policies.retain(|policy| part.policies.is_empty() || part.policies.contains(&policy.name));
-    simulated.seeds.evaluations = part.seeds.unwrap_or(simulated.seeds.evaluations);
-    let mut setup = simulated.setup();
-    // As the product numbers models, so that it accepts a network that was trained here.
-    for (of, model) in setup.models.iter_mut().zip(&simulated.models) {
-        of.id = policy::id(&model.name);
-    }
-    let learned = learn::all(&simulated, &simulated.training_setup(&setup))
-        .into_iter()
-        .map(|trainings| trainings.into_iter().next());
-    let learned = learned.collect::<Option<_>>().context("a policy was not learned")?;
-    let compared = Compared { simulated, setup, learned };
+    let compared = Compared::of(plan, part)?;
     let turns = 0..compared.simulated.seeds.evaluations;
     let at_once = if part.clock == Clock::Lab { 1 } else { SEEDS_AT_ONCE.min(turns.end as usize) };
     let (next, done) = (AtomicU64::new(turns.start), Mutex::new((Vec::new(), &mut keep)));

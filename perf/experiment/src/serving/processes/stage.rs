@@ -22,8 +22,8 @@ use sched::route::{
 };
 
 use super::{
-    Compared,
     client::{Asked, Ended, Question, ask_all},
+    compared::Compared,
 };
 use crate::emulated::block_on;
 
