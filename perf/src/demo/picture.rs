@@ -3,8 +3,8 @@
 use instruments::svg::{begin, line, rectangle, text};
 
 use super::{
-    Contender,
     arrivals::Class,
+    contender::Contender,
     rows::{Run, Together, together},
 };
 

@@ -7,10 +7,12 @@ use sched::route::serving::Fate;
 use serde::Serialize;
 
 use super::{
-    Contender, Demo, Offered,
     arrivals::Class,
     calibration::Alone,
     client::{Asked, Ended},
+    contender::Contender,
+    measurement::Offered,
+    options::Demo,
     stage::{Choose, Congestion, Kind, MODELS},
 };
 
