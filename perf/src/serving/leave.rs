@@ -8,11 +8,11 @@ use instruments::random::Random;
 use tokio::time::sleep;
 
 use super::{
-    Trial,
     client::{self, Clients},
     engine::{Engine, Rhythm},
     peer::Running,
     rows::Sample,
+    trial::Trial,
 };
 
 /// How many requests one connection of paced may have at once: far fewer than clients that leave, so that each has to free

@@ -6,11 +6,11 @@ use anyhow::{Context as _, Result, ensure};
 use tokio::time::sleep;
 
 use super::{
-    Meters, Trial,
     client::{Clients, Load, PATIENCE, Seen},
     engine::{Engine, Rhythm},
     peer::Peer,
     rows::Sample,
+    trial::{Meters, Trial},
 };
 
 /// Each step of a search multiplies the number of tokens by this factor, up to a maximum of tokens per second.

@@ -4,10 +4,10 @@ use anyhow::{Context as _, Result};
 use futures::future::try_join_all;
 
 use super::{
-    Meters, Trial,
     client::{self, Clients},
     engine::{Engine, Rhythm},
     rows::Sample,
+    trial::{Meters, Trial},
 };
 
 /// Whole answers.
