@@ -1,14 +1,10 @@
 //! Checks of a configuration against this machine; each finding names the place in it to correct.
 
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::SystemTime,
-};
+use std::{path::Path, sync::Arc, time::SystemTime};
 
 use anyhow::{Result, bail};
 use config::{
-    Config, FilePart,
+    Config,
     log::AccessForm,
     relay::ListenerIdentity,
     uplink::{TrustSource, UplinkSettings},
@@ -19,6 +15,7 @@ use quic::{datagrams::Schedules, endpoint::Transport};
 use relay_client::{access::Access, endpoint::Endpoint};
 use serving::upstream::Upstream;
 
+use self::place::{Named, placed};
 use super::{
     control_identity, from_parts, gateway_identity, identity, parts,
     readable::{self, FileUser},
@@ -26,9 +23,7 @@ use super::{
 use crate::{certificates, policy};
 
 mod addresses;
-
-/// A key, with or without its sections (see [`config::place`]), and the file or name that is its value.
-type Named = (&'static str, PathBuf);
+mod place;
 
 /// Reads a configuration and everything that it names on this machine; returns it with warnings about settings that may
 /// be mistakes.
@@ -56,18 +51,6 @@ pub fn check(file: &Path) -> Result<(Config, Vec<String>)> {
     // Forwards for UDP and for TCP may have the same address.
     warnings.dedup();
     Ok((config, warnings))
-}
-
-/// Puts the positions of keys before a message. Takes the keys whose value is in the message, or else all keys.
-fn placed(parts: &[FilePart], keys: &[Named], message: &str) -> String {
-    let is_named = |(_, value): &&Named| message.contains(&value.display().to_string());
-    let mut named: Vec<_> = keys.iter().filter(is_named).collect();
-    if named.is_empty() {
-        named = keys.iter().collect();
-    }
-    let place = |(key, value): &Named| config::place(parts, key, &value.display().to_string());
-    let places: Vec<_> = named.into_iter().filter_map(place).map(|place| place.to_string()).collect();
-    if places.is_empty() { message.to_owned() } else { format!("{}: {message}", places.join(" and ")) }
 }
 
 /// Returns the faults that keep paced from starting, each with the keys that may cause it.

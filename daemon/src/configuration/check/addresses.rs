@@ -9,7 +9,7 @@ use std::{
 use bpf::NetworkDevice;
 use config::{Config, targets::Protocol};
 
-use super::Named;
+use super::place::Named;
 
 /// An address on which paced will listen.
 struct Listening {

@@ -1,9 +1,11 @@
 use std::{
     fs,
     os::unix::fs::{MetadataExt as _, PermissionsExt},
+    path::PathBuf,
     time::Duration,
 };
 
+use config::FilePart;
 use rcgen::{CertificateParams, KeyPair, date_time_ymd};
 
 use super::*;
