@@ -7,10 +7,12 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use anyhow::Result;
+use futures::StreamExt as _;
+use tokio::sync::oneshot;
 use uplink::Destination;
 use zbus::{
     Connection, OwnedVariant,
-    fdo::DBusProxy,
+    fdo::{DBusProxy, NameOwnerChangedStream},
     interface,
     message::{Flags, Header},
     names::UniqueName,
@@ -25,14 +27,18 @@ use self::{
         ClassRow, ConnectionRow, EngineRow, PathRow, RequestRow, RevisionRow, TunnelRow, UplinkRow, class_row,
         connection_row, engine_row, micros, path_row, request_row, revision_row, tunnel_row, uplink_row,
     },
+    submission::submission,
     watchers::Watchers,
 };
-use super::{Caller, Error, Filter, PAGE, PartView, SharedControl, Writers, stats::MAX_WATCHERS};
-use crate::policy::Submission;
+use super::{
+    Caller, Error, Filter, PAGE, PartView, SharedControl, Writers,
+    stats::{MAX_WATCHERS, Statistics, stats_ticks},
+};
 
 mod bus;
 mod denial;
 mod rows;
+mod submission;
 mod watchers;
 
 /// The action that polkit decides on.
@@ -49,8 +55,8 @@ impl Door {
     /// Identifies the caller by what the bus knows of it.
     async fn caller(&self, header: &Header<'_>, connection: &Connection) -> Result<Caller, Denial> {
         let sender = sender(header)?;
-        let bus = DBusProxy::new(connection).await?;
-        let uid = bus.get_connection_unix_user(sender.clone().into()).await.map_err(zbus::Error::from)?;
+        let proxy = DBusProxy::new(connection).await?;
+        let uid = proxy.get_connection_unix_user(sender.clone().into()).await.map_err(zbus::Error::from)?;
         let writers = self.writers.clone();
         let found = tokio::task::spawn_blocking(move || writers.peer(uid).caller()).await;
         found.map_err(|_| Denial::Failed(Error::Ending.to_string()))
@@ -239,15 +245,15 @@ impl Door {
         #[zbus(signal_emitter)] emitter: SignalEmitter<'_>,
     ) -> Result<(), Denial> {
         let name = sender(&header)?;
-        let bus = DBusProxy::new(connection).await?;
-        let name_lost = bus.receive_name_owner_changed_with_args(&[(0, name.as_str())]).await?;
+        let proxy = DBusProxy::new(connection).await?;
+        let name_lost = proxy.receive_name_owner_changed_with_args(&[(0, name.as_str())]).await?;
         // The bus is asked only now whether the caller is still there, so that it then reports the caller's end.
-        bus.get_connection_unix_user(name.clone().into()).await.map_err(zbus::Error::from)?;
+        proxy.get_connection_unix_user(name.clone().into()).await.map_err(zbus::Error::from)?;
         let end = self.watchers.begin(name.as_str());
         let end = end.ok_or_else(|| Denial::Failed(format!("{MAX_WATCHERS} other callers watch statistics")))?;
         let interval = Some(Duration::from_millis(interval_ms)).filter(|interval| !interval.is_zero());
         let emitter = emitter.set_destination(name.clone().into()).into_owned();
-        tokio::spawn(watchers::watch(self.control.clone(), emitter, interval, name_lost, end));
+        tokio::spawn(watch(self.control.clone(), emitter, interval, name_lost, end));
         Ok(())
     }
 
@@ -400,42 +406,30 @@ impl Door {
     ) -> zbus::Result<()>;
 }
 
-/// Reads the options of `SetPolicy`.
-fn submission(text: String, options: HashMap<String, OwnedVariant>) -> Result<Submission, Denial> {
-    let mut submission = Submission { text, ..Submission::default() };
-    for (key, value) in options {
-        let unfit = |_| Denial::Invalid(format!("the option {key} has the wrong type"));
-        match key.as_str() {
-            "expected_revision" => submission.expected = Some(u64::try_from(value).map_err(unfit)?),
-            "dry_run" => submission.dry_run = bool::try_from(value).map_err(unfit)?,
-            "confirm_within_s" => {
-                let time = Duration::from_secs(u64::try_from(value).map_err(unfit)?);
-                submission.confirm_within = Some(time).filter(|time| !time.is_zero());
-            }
-            "save" => submission.save = bool::try_from(value).map_err(unfit)?,
-            _ => {
-                return Err(Denial::Invalid(format!(
-                    "there is no option {key}; known: expected_revision, dry_run, confirm_within_s, save"
-                )));
-            }
+/// Sends a caller statistics until its watch ends, its name leaves the bus, or the bus is gone.
+async fn watch(
+    control: SharedControl,
+    emitter: SignalEmitter<'static>,
+    interval: Option<Duration>,
+    mut name_lost: NameOwnerChangedStream,
+    mut end: oneshot::Receiver<()>,
+) {
+    let mut ticks = stats_ticks(interval);
+    loop {
+        tokio::select! {
+            biased;
+            _ = &mut end => return,
+            // The bus never gives a unique name to a second connection.
+            _ = name_lost.next() => return,
+            _ = ticks.tick() => {}
         }
-    }
-    Ok(submission)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_trial_of_zero_seconds_counts_as_none() {
-        let read = |expected: u64, seconds: u64| {
-            let options = [("expected_revision", expected), ("confirm_within_s", seconds)];
-            let options = options.map(|(key, value)| (key.to_owned(), value.into()));
-            let read = submission(String::new(), options.into()).unwrap();
-            (read.expected, read.confirm_within)
-        };
-        assert_eq!(read(0, 0), (Some(0), None));
-        assert_eq!(read(7, 60), (Some(7), Some(Duration::from_secs(60))));
+        let statistics = control.statistics();
+        let Statistics { time, revision, connections, tunnels, late_packets, ref classes } = *statistics;
+        let (time_us, classes) = (micros(time), classes.iter().map(class_row).collect());
+        // The end of the watch waits for this, because half a message on the bus would spoil all later messages.
+        let sent = Door::stats(&emitter, time_us, revision, connections, tunnels, late_packets, classes).await;
+        if sent.is_err() {
+            return;
+        }
     }
 }

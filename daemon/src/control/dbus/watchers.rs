@@ -1,20 +1,11 @@
-//! Callers that watch statistics. Each has a task that sends the signal `Stats` to this caller alone.
+//! The places of callers that watch statistics: one for each, and a bounded number in all.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc};
 
-use futures::StreamExt as _;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
-use zbus::{fdo::NameOwnerChangedStream, object_server::SignalEmitter};
 
-use super::{
-    super::{
-        SharedControl,
-        stats::{MAX_WATCHERS, Statistics, stats_ticks},
-    },
-    Door,
-    rows::{class_row, micros},
-};
+use super::super::stats::MAX_WATCHERS;
 
 /// The callers that watch over one connection to the bus.
 #[derive(Debug, Default)]
@@ -53,41 +44,13 @@ impl Watchers {
     }
 }
 
-/// Ends all watches when it is dropped. The task that keeps the door holds it; the [`Door`] itself lives as long as a watch.
+/// Ends all watches when it is dropped. The task that keeps the door holds it; the door itself lives as long as a watch.
 #[derive(Debug, Default)]
 pub(super) struct EndsAll(pub(super) Arc<Watchers>);
 
 impl Drop for EndsAll {
     fn drop(&mut self) {
         self.0.end_all();
-    }
-}
-
-/// Sends a caller statistics until its watch ends, its name leaves the bus, or the bus is gone.
-pub(super) async fn watch(
-    control: SharedControl,
-    emitter: SignalEmitter<'static>,
-    interval: Option<Duration>,
-    mut name_lost: NameOwnerChangedStream,
-    mut end: oneshot::Receiver<()>,
-) {
-    let mut ticks = stats_ticks(interval);
-    loop {
-        tokio::select! {
-            biased;
-            _ = &mut end => return,
-            // The bus never gives a unique name to a second connection.
-            _ = name_lost.next() => return,
-            _ = ticks.tick() => {}
-        }
-        let statistics = control.statistics();
-        let Statistics { time, revision, connections, tunnels, late_packets, ref classes } = *statistics;
-        let (time_us, classes) = (micros(time), classes.iter().map(class_row).collect());
-        // The end of the watch waits for this, because half a message on the bus would spoil all later messages.
-        let sent = Door::stats(&emitter, time_us, revision, connections, tunnels, late_packets, classes).await;
-        if sent.is_err() {
-            return;
-        }
     }
 }
 
