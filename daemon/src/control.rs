@@ -8,6 +8,7 @@
 //! | [`dbus`] | the door for D-Bus |
 //! | `open` | open tunnels and connections: lists, changes |
 //! | [`stats`] | statistics, for callers that watch them |
+//! | `totals` | sums over open connections and tunnels, and the traffic of classes |
 //! | `recordings` | records of packets and connections |
 //! | [`events`] | events, for subscribers |
 //! | [`doors`] | opens the doors that the configuration names |
@@ -52,6 +53,7 @@ pub mod grpc;
 mod open;
 mod recordings;
 pub mod stats;
+mod totals;
 pub mod view;
 
 /// Facts about the configuration in force and about this machine.
