@@ -21,77 +21,20 @@ use tokio::sync::watch;
 
 pub use self::{
     history::{History, Origin, Revision},
+    needed::{Needed, NeededKind, needed},
     refusal::PolicyRefusal,
+    submission::{MAX_CONFIRM, Submission},
 };
 
 mod history;
+mod needed;
 mod refusal;
+mod submission;
 #[cfg(test)]
 mod tests;
 
-/// The longest time that a policy may wait to be confirmed.
-pub const MAX_CONFIRM: Duration = Duration::from_secs(3600);
-
 /// The file in the state folder that holds a saved policy.
 const SAVED: &str = "policy.toml";
-
-/// A caller's request to change the policy.
-#[derive(Clone, Debug, Default)]
-pub struct Submission {
-    /// The policy, in TOML.
-    pub text: String,
-    /// The name of its author.
-    pub author: String,
-    /// The revision that it was made from; if another one is in force, the submission is refused.
-    pub expected: Option<u64>,
-    /// Only checks whether it would be accepted.
-    pub dry_run: bool,
-    /// Returns to the previous policy unless it is confirmed within this time, which is more than zero and at most [`MAX_CONFIRM`].
-    pub confirm_within: Option<Duration>,
-    /// Keeps it in the state folder, where it takes precedence over the files from then on.
-    pub save: bool,
-}
-
-/// A class or schedule of the policy that the configuration names. Displays as its kind, its name and its user.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{} \"{name}\", which the {namer} uses", kind.as_str())]
-pub struct Needed {
-    /// Whether it is a class or a schedule.
-    pub kind: NeededKind,
-    /// Its name.
-    pub name: String,
-    /// The forward, proxy or listener that names it.
-    pub namer: String,
-}
-
-/// The kind of a named section of a policy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NeededKind {
-    /// A class.
-    Class,
-    /// A schedule.
-    Schedule,
-}
-
-impl NeededKind {
-    /// The first word of the header of such a section.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Class => "class",
-            Self::Schedule => "schedule",
-        }
-    }
-}
-
-impl Needed {
-    fn is_in(&self, policy: &Policy) -> bool {
-        match self.kind {
-            NeededKind::Class => policy.id_of(&self.name).is_some(),
-            NeededKind::Schedule => policy.schedules.contains_key(&self.name),
-        }
-    }
-}
 
 /// The result of a submission.
 #[derive(Clone, Debug)]
@@ -426,26 +369,6 @@ impl Policies {
     fn not_saved(&self, error: &io::Error) -> PolicyRefusal {
         PolicyRefusal::NotSaved { file: self.saved_file.display().to_string(), error: error.to_string() }
     }
-}
-
-/// Returns the classes and schedules that a configuration names, each with the forward, proxy or listener that does.
-#[must_use]
-pub fn needed(config: &config::Config) -> Vec<Needed> {
-    let forwards = config.forwards.iter();
-    let forwards = forwards.map(|of| (&of.class, &of.uplink.schedule, format!("forward on {}", of.listen)));
-    let proxies = config.proxies.iter();
-    let proxies = proxies.map(|of| (&of.class, &of.uplink.schedule, format!("proxy on {}", of.listen)));
-    let serves = config.serves.iter();
-    let serves = serves.map(|of| (&of.class, &of.uplink.schedule, format!("serve on {}", of.listen)));
-    let listeners = config.relay.iter().flat_map(|relay| &relay.listeners);
-    let listeners = listeners.map(|of| (&of.class, &of.schedule, format!("listener on {}", of.address)));
-    let named = |(class, schedule, namer): (&Option<String>, &Option<String>, String)| {
-        let of = |kind: NeededKind, name: &Option<String>| {
-            name.clone().map(|name| Needed { kind, name, namer: namer.clone() })
-        };
-        [of(NeededKind::Class, class), of(NeededKind::Schedule, schedule)].into_iter().flatten()
-    };
-    forwards.chain(proxies).chain(serves).chain(listeners).flat_map(named).collect()
 }
 
 /// Checks that a policy is not too long.
