@@ -4,6 +4,9 @@ use std::{io, net::SocketAddr};
 
 use tokio::net::UdpSocket;
 
+/// Where the echo of development mode listens.
+pub const DEVELOPMENT_ECHO: &str = "127.0.0.1:4434";
+
 /// Returns every datagram to its sender, until dropped.
 ///
 /// # Errors

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use config::policy::Policy;
 use edge::EdgeResources;
 use enforcement::Tables;
 use pacing::io::{PacketObservers, qdisc};
-use quic::class::ClassMetrics;
+use quic::class::{ClassMetrics, PolicyRole};
 use relay::{RelayMetrics, usage::Usages};
-use role::{accept, access::AccessLog, ready::Readiness, user_labels::UserLabels};
+use role::{accept, access::AccessLog, classes::Classes, ready::Readiness, user_labels::UserLabels};
 use serving::{decisions::Decisions, live::Live, metrics::GatewayMetrics, spending::Spending};
 use uplink::UplinkResources;
 
@@ -67,5 +68,14 @@ impl Default for Parts {
             kernel: Arc::default(),
             access,
         }
+    }
+}
+
+impl Parts {
+    /// Returns the classes of a policy in one role, with the kernel's marks.
+    pub(crate) fn classes_of(&self, policy: &Policy, role: PolicyRole) -> Arc<Classes> {
+        let marks = self.kernel.marks();
+        let of_class = |class: &str| marks.as_ref().map(|marks| marks.of_class(class, role)).unwrap_or_default();
+        Arc::new(Classes::new(policy.clone(), role, &self.classes, of_class))
     }
 }

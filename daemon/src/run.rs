@@ -7,52 +7,31 @@
 use std::{
     fs::{self, TryLockError},
     os::unix::fs::MetadataExt as _,
-    path::{Path, PathBuf},
-    sync::{Arc, atomic::Ordering::Relaxed},
-    time::{Duration, SystemTime},
+    path::Path,
+    sync::Arc,
+    time::Duration,
 };
 
 use admission::connection_id::Secret;
 use anyhow::{Context as _, Result};
-use arc_swap::ArcSwap;
-use config::{Config, policy::Policy};
-use edge::{Edge, EntranceClasses};
+use config::Config;
 use enforcement::{
     Enforcement,
     confinement::{self, Process},
 };
-use quic::class::PolicyRole;
-use relay::Phase;
-use role::{classes::Classes, ready::LifeStage};
 use sd_notify::NotifyState;
 use state::FolderClaim;
-use tokio::{
-    runtime::{self, Handle},
-    signal::unix::{Signal, SignalKind, signal},
-    sync::mpsc,
-    task::JoinSet,
-    time::{Instant, interval_at, timeout},
-};
+use tokio::runtime;
 
 use self::{
-    gateway_role::GatewayRole,
-    relay_role::RelayRole,
+    daemon::{Daemon, Signals, notify},
     start::{Launch, without_missing_families},
 };
-use crate::{
-    activation::Activation,
-    certificates::{Certificate, CertificateWarnings, Nearness},
-    configuration::files::SeenFiles,
-    control::{Control, Reload, doors::Doors},
-    log::{self, LogControl},
-    metrics::{Metrics, MetricsPage},
-    parts::Parts,
-    policy::Policies,
-    watchdog::Watchdog,
-    workers,
-};
+pub use crate::echo::DEVELOPMENT_ECHO;
+use crate::{activation::Activation, log, parts::Parts, workers};
 
 mod announce;
+mod daemon;
 mod fronts;
 mod gateway_role;
 mod lessons;
@@ -60,9 +39,6 @@ mod records;
 mod relay_role;
 mod reload;
 mod start;
-
-/// Where the echo of development mode listens.
-pub const DEVELOPMENT_ECHO: &str = "127.0.0.1:4434";
 
 /// Runs with a configuration, which was read from `file`, until SIGTERM.
 ///
@@ -100,13 +76,6 @@ fn refuse_foreign_state(state_dir: &Path, user: u32, owner: u32) -> Result<()> {
         state_dir.display()
     );
     Ok(())
-}
-
-/// Returns the classes of a policy, for one role.
-fn classes(policy: &Policy, role: PolicyRole, parts: &Parts) -> Arc<Classes> {
-    let marks = parts.kernel.marks();
-    let of_class = |class: &str| marks.as_ref().map(|marks| marks.of_class(class, role)).unwrap_or_default();
-    Arc::new(Classes::new(policy.clone(), role, &parts.classes, of_class))
 }
 
 /// Claims the state folder. Without a folder, or where it cannot be locked, paced runs without the claim; the log says so.
@@ -197,199 +166,6 @@ async fn serve(launch: Launch) -> Result<()> {
     // Also after a failure: the other parts drain, and what is kept is saved.
     daemon.end(signals).await;
     outcome
-}
-
-/// State that the daemon keeps while it runs.
-struct Daemon {
-    /// The configuration in force, except for its policy.
-    config: Arc<Config>,
-    /// The file of the configuration; `None` in development mode.
-    file: Option<PathBuf>,
-    log: LogControl,
-    parts: Arc<Parts>,
-    metrics: Arc<Metrics>,
-    relay: Option<RelayRole>,
-    gateway: GatewayRole,
-    edge: Edge,
-    /// The class of each local address.
-    entrance_classes: EntranceClasses,
-    roles: JoinSet<Result<()>>,
-    watchdog: Option<Arc<Watchdog>>,
-    /// Runs tasks that may wait.
-    runtime: Handle,
-    /// The page that serves metrics.
-    page: Option<MetricsPage>,
-    /// The files that the configuration names, as they were when they were read.
-    read: Arc<ArcSwap<SeenFiles>>,
-    /// The certificates in use, and the warnings already given about them.
-    certificates: Vec<Certificate>,
-    warnings: CertificateWarnings,
-}
-
-/// The policy, the control plane, and its doors.
-struct Open {
-    policies: Arc<Policies>,
-    control: Arc<Control>,
-    doors: Doors,
-}
-
-/// Requests to the daemon that do not come from the service manager.
-struct Wishes {
-    /// Callers of the doors want the configuration reloaded.
-    reloads: mpsc::Receiver<Reload>,
-    /// Files that the configuration names have changed.
-    files: mpsc::Receiver<()>,
-}
-
-/// Signals of the service manager or of a terminal.
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-    hangup: Signal,
-}
-
-impl Signals {
-    fn listen() -> Result<Self> {
-        let listen = |kind| signal(kind).context("failed to listen for signals");
-        let (terminate, interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
-        Ok(Self { terminate, interrupt, hangup: listen(SignalKind::hangup())? })
-    }
-
-    /// Does work that may wait for the disk, unless a signal ends the daemon first: then returns `None`.
-    async fn unless_ended<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
-        tokio::select! {
-            done = work => Some(done),
-            _ = self.terminate.recv() => None,
-            _ = self.interrupt.recv() => None,
-        }
-    }
-}
-
-impl Daemon {
-    /// Obeys signals and callers until a signal ends the daemon.
-    ///
-    /// # Errors
-    /// A role failed.
-    async fn keep_serving(&mut self, open: &mut Open, wishes: &mut Wishes, signals: &mut Signals) -> Result<()> {
-        self.tell_of_certificates();
-        let mut refresh = interval_at(Instant::now() + REFRESH, REFRESH);
-        loop {
-            tokio::select! {
-                _ = refresh.tick() => {
-                    self.refresh_guard();
-                    self.tell_of_certificates();
-                }
-                Some(()) = wishes.files.recv() => {
-                    let Some(()) = signals.unless_ended(self.read_files_again(open)).await else { return Ok(()) };
-                }
-                _ = signals.terminate.recv() => return Ok(()),
-                _ = signals.interrupt.recv() => return Ok(()),
-                _ = signals.hangup.recv() => {
-                    // `reload` logs its own refusal.
-                    let Some(_) = signals.unless_ended(self.reload("SIGHUP", open)).await else { return Ok(()) };
-                }
-                Some(Reload { author, done }) = wishes.reloads.recv() => {
-                    let reload = self.reload(&author, open);
-                    let Some(outcome) = signals.unless_ended(reload).await else { return Ok(()) };
-                    // The caller may have gone.
-                    _ = done.send(outcome);
-                }
-                failed = self.edge.failed() => {
-                    failed?;
-                    anyhow::bail!("a local address ended");
-                }
-                Some(ended) = self.roles.join_next() => {
-                    ended.context("a role ended unexpectedly")??;
-                    anyhow::bail!("an endpoint failed");
-                }
-            }
-        }
-    }
-
-    /// Updates the kernel's programs with the current listeners, addresses and connection IDs.
-    fn refresh_guard(&mut self) {
-        if let Some(role) = &mut self.relay {
-            role.refresh_guard(&self.parts.kernel);
-        }
-    }
-
-    /// Warns of certificates that expire soon: once at each step of nearness.
-    fn tell_of_certificates(&mut self) {
-        let now = SystemTime::now();
-        for (certificate, nearness) in self.warnings.due(&self.certificates, now) {
-            let (address, outlook) = (certificate.address, certificate.outlook(now));
-            match nearness {
-                Nearness::Expired => tracing::error!(used_by = certificate.used_by, %address, "{outlook}"),
-                Nearness::Days | Nearness::Weeks => {
-                    tracing::warn!(used_by = certificate.used_by, %address, "{outlook}");
-                }
-            }
-        }
-    }
-
-    /// Shuts down gracefully: refuses new requests and gives open ones time to finish. A second signal ends them at
-    /// once.
-    async fn end(mut self, mut signals: Signals) {
-        self.parts.ready.reach(LifeStage::Draining);
-        let drain = self.relay.as_ref().map(|role| role.drain).or(self.gateway.drain()).or(self.edge.drain());
-        if let Some(drain) = drain {
-            tracing::info!(seconds = drain.as_secs(), "draining");
-            // The unit's TimeoutStopSec may be shorter than the configured drain.
-            let patience = (drain + AFTER_DRAIN).as_micros();
-            notify(&[NotifyState::ExtendTimeoutUsec(u32::try_from(patience).unwrap_or(u32::MAX))]);
-        }
-        let drain = drain.unwrap_or(CLOSING);
-        if let Some(role) = &self.relay {
-            role.open.store(false, Relaxed);
-            role.relay.end(Phase::Draining);
-        }
-        tokio::select! {
-            outcome = timeout(drain, self.all_ended()) => {
-                if outcome.is_err() {
-                    // An edge does not wait for its tunnels.
-                    let tunnels = self.relay.as_ref().map_or(0, |role| role.relay.tunnels.len());
-                    if tunnels > 0 {
-                        tracing::info!(tunnels, "tunnels were still open");
-                    }
-                }
-            }
-            _ = signals.terminate.recv() => {}
-            _ = signals.interrupt.recv() => {}
-        }
-        if let Some(role) = &self.relay {
-            role.relay.end(Phase::Closing);
-        }
-        self.gateway.cut();
-        self.edge.cut();
-        _ = timeout(CLOSING, self.all_ended()).await;
-        if let Some(role) = &self.relay {
-            role.ledger.save(SystemTime::now());
-        }
-        self.gateway.save();
-        // The endpoints still have CONNECTION_CLOSE frames to send.
-        tokio::time::sleep(CLOSING).await;
-    }
-
-    async fn all_ended(&mut self) {
-        tokio::join!(self.gateway.end(), self.edge.end());
-        // A relay that is gone does not answer.
-        _ = timeout(CLOSING, self.edge.close()).await;
-        while self.roles.join_next().await.is_some() {}
-    }
-}
-
-/// How often the kernel's guard receives this host's addresses.
-const REFRESH: Duration = Duration::from_secs(10);
-
-/// How long connections have to close, and then their last packets to leave.
-const CLOSING: Duration = Duration::from_millis(50);
-
-/// How long paced may take to end after a drain before the service manager kills it.
-const AFTER_DRAIN: Duration = Duration::from_secs(30);
-
-fn notify(state: &[NotifyState<'_>]) {
-    // Without a service manager there is no receiver.
-    _ = sd_notify::notify(state);
 }
 
 #[cfg(test)]

@@ -35,6 +35,9 @@ use tokio::{runtime, sync::oneshot, task::JoinSet, time::sleep};
 
 use crate::watchdog::{Watchdog, Watched};
 
+/// How long connections have to close, and then their last packets to leave.
+pub(crate) const CLOSING: Duration = Duration::from_millis(50);
+
 /// The sockets of a relay: for each worker, one per listener.
 pub type WorkerSockets = Vec<Vec<UdpSocket>>;
 
@@ -207,7 +210,7 @@ impl Endpoints {
     }
 
     /// Starts the endpoints of one worker on a new thread; returns a future that completes when all of them have ended.
-    /// Their last packets then have `closing` to leave.
+    /// Their last packets then have [`CLOSING`] to leave.
     ///
     /// # Errors
     /// The thread cannot be started, or as in [`Endpoints::start`].
@@ -215,7 +218,6 @@ impl Endpoints {
         self: Arc<Self>,
         worker: u8,
         sockets: Vec<UdpSocket>,
-        closing: Duration,
     ) -> Result<impl Future<Output = Result<()>> + Send + 'static> {
         let (started, has_started) = oneshot::channel();
         let (ended, has_ended) = oneshot::channel();
@@ -228,7 +230,7 @@ impl Endpoints {
                     _ = started.send(Ok(()));
                     while serving.join_next().await.is_some() {}
                     _ = ended.send(());
-                    sleep(closing).await;
+                    sleep(CLOSING).await;
                 }
             }
         };

@@ -9,8 +9,8 @@ use anyhow::Result;
 use config::hash::hex;
 use quic::tls;
 
-use super::{DEVELOPMENT_ECHO, Daemon};
-use crate::control::Facts;
+use super::daemon::Daemon;
+use crate::{control::Facts, echo::DEVELOPMENT_ECHO};
 
 /// Logs what the daemon serves; in development mode, also prints how to try it.
 pub(super) fn announce(daemon: &Daemon, facts: &Facts) -> Result<()> {

@@ -12,7 +12,6 @@ use serving::{gateway::Gateway, in_force::GatewayInForce};
 use tokio::runtime::Handle;
 
 use super::{
-    classes,
     fronts::{self, Fronts},
     lessons::{Lessons, TokenLedger},
     records::Records,
@@ -41,7 +40,7 @@ pub(super) struct PreparedGateway {
 impl GatewayRole {
     /// Returns the role without a gateway or listeners, for the state folder of a configuration. The default policy is in force at first.
     pub(super) fn new(config: &Config, parts: &Parts, runtime: &Handle) -> Self {
-        let in_force = GatewayInForce::new(classes(&Policy::default(), PolicyRole::Relay, parts));
+        let in_force = GatewayInForce::new(parts.classes_of(&Policy::default(), PolicyRole::Relay));
         let lessons = Lessons::open(&config.state_dir, in_force.clone());
         let records = Records::new(&config.state_dir, parts.decisions.clone());
         let tokens = TokenLedger::open(&config.state_dir, parts.spending.clone());

@@ -119,7 +119,7 @@ mod tests {
     use quic::class::PolicyRole;
 
     use super::*;
-    use crate::{parts::Parts, run::classes};
+    use crate::parts::Parts;
 
     struct Folder(PathBuf);
 
@@ -140,7 +140,7 @@ mod tests {
             engines: Vec::new(),
         });
         let parts = Parts::default();
-        let classes = classes(&Policy::default(), PolicyRole::Relay, &parts);
+        let classes = parts.classes_of(&Policy::default(), PolicyRole::Relay);
         let gateway = |learned| {
             let shared = (parts.gateway.clone(), parts.requests.clone(), parts.decisions.clone());
             Some(Gateway::new(&settings, &classes, (shared, &parts.spending), (learned, None)).unwrap())

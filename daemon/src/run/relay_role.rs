@@ -30,7 +30,6 @@ use relay::{
 use serving::in_force::GatewayInForce;
 use tokio::{runtime::Handle, task::JoinSet};
 
-use super::{CLOSING, classes};
 use crate::{
     configuration::identity,
     parts::Parts,
@@ -87,7 +86,8 @@ impl RelayRole {
             proven: Box::new(move |client| kernel.know(client)),
             gateway,
         };
-        let relay = Relay::new(Rules::new(settings), classes(&Policy::default(), PolicyRole::Relay, parts), resources);
+        let relay =
+            Relay::new(Rules::new(settings), parts.classes_of(&Policy::default(), PolicyRole::Relay), resources);
         let ledger = QuotaLedger::open(&config.state_dir, relay.accounts.clone(), parts.relay.quotas.clone());
         runtime.spawn(ledger.clone().keep());
         let listener = |listener: &ListenerSettings| -> Result<_> {
@@ -141,7 +141,7 @@ impl RelayRole {
         });
         for (worker, sockets) in (0..).zip(sockets) {
             if worker > 0 {
-                roles.spawn(endpoints.clone().start_thread(worker, sockets, CLOSING).await?);
+                roles.spawn(endpoints.clone().start_thread(worker, sockets).await?);
                 continue;
             }
             let mut serving = endpoints.start(worker, sockets)?;

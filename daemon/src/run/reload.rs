@@ -8,7 +8,10 @@ use config::{Config, change, relay::ListenerSettings, targets::Protocol};
 use quic::tls;
 use role::bind_error::BindError;
 
-use super::{Daemon, Open, gateway_role::PreparedGateway};
+use super::{
+    daemon::{Daemon, Open},
+    gateway_role::PreparedGateway,
+};
 use crate::{
     certificates::{self, Certificate},
     configuration::{self, files::SeenFiles, identity},

@@ -28,13 +28,16 @@ use tokio::{
 };
 
 use super::{
-    DEVELOPMENT_ECHO, Daemon, Open, Wishes, announce, classes, gateway_role::GatewayRole, notify, relay_role::RelayRole,
+    announce,
+    daemon::{Daemon, Open, Wishes, notify},
+    gateway_role::GatewayRole,
+    relay_role::RelayRole,
 };
 use crate::{
     certificates::{self, CertificateWarnings},
     configuration::files::{self, SeenFiles},
     control::{Control, Facts, Reload, doors::Doors},
-    echo,
+    echo::{self, DEVELOPMENT_ECHO},
     log::LogControl,
     metrics::Metrics,
     parts::Parts,
@@ -137,7 +140,7 @@ impl Daemon {
         Enforce {
             kernel: Box::new(move |policy| kernel.publish(policy).map_err(|error| format!("{error:#}"))),
             roles: Box::new(move |policy| {
-                let classes = classes(policy, PolicyRole::Relay, &parts);
+                let classes = parts.classes_of(policy, PolicyRole::Relay);
                 gateway.replace_classes(classes.clone());
                 if let Some(relay) = &relay {
                     relay.replace_classes(classes);
@@ -236,7 +239,7 @@ fn prepare_edge(transport: Transport, parts: &Arc<Parts>, runtime: &Handle) -> (
     let moves = moved.subscribe();
     runtime.spawn(uplink::moves::follow(moved));
     let (schedules, counted) = (NamedSchedules::default(), parts.clone());
-    let make = move |policy: &Policy| classes(policy, PolicyRole::Edge, &counted);
+    let make = move |policy: &Policy| counted.classes_of(policy, PolicyRole::Edge);
     let entrance_classes = EntranceClasses::new(Policy::default(), schedules.clone(), make);
     (Edge::new(transport, parts.edge.clone(), schedules, moves), entrance_classes)
 }
