@@ -13,10 +13,9 @@
 //! processes undo everything and end: a killed daemon leaves nothing behind.
 
 use std::{
-    collections::BTreeSet,
-    env, fmt,
+    env,
     fs::File,
-    io::{self, ErrorKind, Write as _},
+    io::{self, ErrorKind},
     marker::PhantomData,
     net::Shutdown,
     os::{
@@ -29,145 +28,33 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
-use config::kernel::Kernel;
 use pacing::descriptor::watch;
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::de::DeserializeOwned;
 use socket2::{Domain, Socket, Type};
 use tokio::io::{Interest, unix::AsyncFd};
 
 use self::keeper::Started;
+pub use self::{
+    notice::{How, MonitorNotice, PartOutcome},
+    plan::{KernelPart, Plan, Program},
+    stacked::doubled,
+};
 
 mod held;
 mod keeper;
 mod ledger;
+mod log;
 pub mod message;
+mod notice;
+mod plan;
 mod qdisc;
 pub mod rights;
+mod stacked;
 mod wait;
 
 /// The subcommand of `paced` that runs the keeper. It is internal: its standard input must be a socket.
 pub const SUBCOMMAND: &str = "monitor";
-
-/// What the monitor does, to which devices. A device is known by its name: the plan is carried out again when a device
-/// of that name appears or is replaced.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Plan {
-    devices: Vec<String>,
-    /// The tag of the marks that the tc program acts on; `None` if it is not loaded.
-    egress: Option<u32>,
-    /// Whether the XDP program is loaded.
-    ingress: bool,
-    /// Whether `fq` becomes the root queueing discipline.
-    manage_qdisc: bool,
-}
-
-impl From<&Kernel> for Plan {
-    fn from(kernel: &Kernel) -> Self {
-        Self {
-            devices: kernel.devices.iter().map(|device| device.as_str().to_owned()).collect(),
-            egress: kernel.egress.then_some(kernel.mark_tag),
-            ingress: kernel.ingress,
-            manage_qdisc: kernel.manage_qdisc,
-        }
-    }
-}
-
-impl Plan {
-    /// The parts wanted on each device, in the order of setting them up.
-    fn parts(&self) -> impl Iterator<Item = KernelPart> + use<> {
-        let wanted = [
-            (KernelPart::Fq, self.manage_qdisc),
-            (KernelPart::Egress, self.egress.is_some()),
-            (KernelPart::Ingress, self.ingress),
-        ];
-        wanted.into_iter().filter_map(|(part, is_wanted)| is_wanted.then_some(part))
-    }
-
-    fn programs(&self) -> impl Iterator<Item = Program> + use<> {
-        let wanted = [(Program::Egress, self.egress.is_some()), (Program::Ingress, self.ingress)];
-        wanted.into_iter().filter_map(|(program, is_wanted)| is_wanted.then_some(program))
-    }
-}
-
-/// Returns why a planned device gets no programs although it is there: it stands on another planned device, whose programs
-/// count and charge the same packets. `None` if it does not.
-pub fn doubled<'a>(device: &str, planned: impl IntoIterator<Item = &'a str>) -> Option<String> {
-    let others: Vec<_> = planned.into_iter().filter(|other| *other != device).collect();
-    if others.is_empty() { None } else { doubled_by(device, &others, &bpf::lower_devices(device)) }
-}
-
-fn doubled_by(device: &str, others: &[&str], lower: &BTreeSet<String>) -> Option<String> {
-    let below = others.iter().find(|other| lower.contains(**other))?;
-    Some(format!(
-        "{device} stands on {below}, which is named too: each packet would be counted and charged twice. Remove {device} from \
-         `devices`, and name the other devices at its bottom, if there are any"
-    ))
-}
-
-/// One kind of enforcement on a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum KernelPart {
-    /// `fq` is the root queueing discipline.
-    Fq,
-    /// The tc program processes outgoing packets.
-    Egress,
-    /// The XDP program processes arriving packets.
-    Ingress,
-}
-
-impl KernelPart {
-    /// Its name in logs, status and metrics.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Fq => "fq",
-            Self::Egress => "egress",
-            Self::Ingress => "ingress",
-        }
-    }
-}
-
-/// How a part is in force.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct How {
-    /// A description for people.
-    pub words: String,
-    /// Whether it stays in force if the monitor is killed, until the next monitor takes it over.
-    pub outlives_the_monitor: bool,
-}
-
-/// How a part is in force, or why it is not.
-pub type PartOutcome = Result<How, String>;
-
-/// One of the two programs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Program {
-    /// tc, for outgoing packets.
-    Egress,
-    /// XDP, for arriving packets.
-    Ingress,
-}
-
-/// The monitor's messages, which it sends unasked.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum MonitorNotice {
-    /// A program is loaded. The descriptors of its tables come with this message.
-    Loaded(Program),
-    /// A program is not loaded, and why.
-    NotLoaded(Program, String),
-    /// A part is in force on a device, or is not (any more).
-    Part {
-        /// The device's name.
-        device: String,
-        /// The part.
-        part: KernelPart,
-        /// How, or why not.
-        outcome: PartOutcome,
-    },
-    /// Everything was tried once. Later notices report changes.
-    Ready,
-}
 
 /// How long the monitor may take for each notice until it is ready.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -365,37 +252,9 @@ pub fn serve(plan: &str) -> Result<()> {
     keeper::keep(peer, &plan)
 }
 
-/// Writes a line of keeper or monitor to standard error. Without a reader, which the daemon may have lost, the line is
-/// lost: `eprintln` would panic.
-fn say(words: fmt::Arguments<'_>) {
-    _ = io::stderr().write_all(format!("paced monitor: {words}\n").as_bytes());
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_plan_is_what_the_configuration_says_and_survives_the_command_line() {
-        let text = "[kernel]\ndevices = [\"eth0\", \"{\\\"\"]\ningress = false\nmanage_qdisc = true";
-        let plan = Plan::from(&config::Config::from_toml(text).unwrap().kernel);
-        assert_eq!(plan.devices, ["eth0", "{\""]);
-        assert!(
-            plan.parts().eq([KernelPart::Fq, KernelPart::Egress]) && plan.programs().eq([Program::Egress]),
-            "{plan:?}"
-        );
-        let read: Plan = serde_json::from_str(&serde_json::to_string(&plan).unwrap()).unwrap();
-        assert_eq!(read, plan);
-    }
-
-    #[test]
-    fn only_the_lower_of_two_stacked_devices_gets_programs() {
-        let lower = ["bond0", "eth0", "eth1"].map(str::to_owned).into();
-        let why = doubled_by("bond0.5", &["eth7", "eth1"], &lower).unwrap();
-        assert!(why.contains("bond0.5 stands on eth1") && why.contains("Remove bond0.5"), "{why}");
-        assert_eq!(doubled_by("bond0.5", &["eth7"], &lower), None);
-        assert_eq!(doubled("lo", ["lo", "eth0"]), None);
-    }
 
     impl Successors {
         /// Returns a receiver of the monitors that the other end of this socket announces.

@@ -19,10 +19,10 @@ use socket2::Socket;
 use super::{
     How, KernelPart, MonitorNotice, PartOutcome, Plan, Program, doubled,
     ledger::{Changed, Entries, Ledger},
+    log::say,
     message::send,
     qdisc::{self, Root},
     rights::{self, Rights},
-    say,
     wait::has_closed,
 };
 use crate::confinement::{self, Process};

@@ -17,9 +17,9 @@ use socket2::{Domain, Socket, Type};
 use super::{
     Plan, held,
     ledger::Ledger,
+    log::say,
     message::send,
     rights::{self, Rights},
-    say,
     wait::{has_closed, retried},
 };
 use crate::confinement::{self, Process};
