@@ -13,12 +13,11 @@ use futures::StreamExt as _;
 use ratatui::{
     DefaultTerminal, Frame,
     layout::{Constraint, Layout},
-    style::{Modifier, Style},
     text::Line,
-    widgets::{Block, Borders, Cell, Row, Table},
+    widgets::{Block, Borders, Row},
 };
 
-use self::models::Models;
+use self::{models::Models, table::table};
 use super::{
     columns::{
         CLASS, Column, DROPPED, EXPIRED_STREAMS, LATE_PACKETS, LATE_PAYLOADS, QUEUE, RATE, SOJOURN, TUNNELS, legend,
@@ -28,6 +27,7 @@ use super::{
 };
 
 mod models;
+mod table;
 
 /// How many pages of tunnels are compared, each of 1000: comparing all tunnels every second would load a daemon that has very many.
 const PAGES: usize = 10;
@@ -403,19 +403,6 @@ fn shortened(address: &str, width: u16) -> String {
 fn milliseconds(wait: f64) -> String {
     let digits = usize::from(wait < 100.0);
     format!("{wait:.digits$} ms")
-}
-
-fn table<'a>(
-    heads: Vec<String>,
-    rows: impl Iterator<Item = Row<'a>>,
-    widths: Vec<Constraint>,
-    title: &'a str,
-) -> Table<'a> {
-    let height = if heads.iter().any(|head| head.contains('\n')) { 2 } else { 1 };
-    let bold = Style::new().add_modifier(Modifier::BOLD);
-    Table::new(rows, widths)
-        .header(Row::new(heads.into_iter().map(Cell::from)).style(bold).height(height))
-        .block(Block::new().borders(Borders::TOP).title(title))
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use ratatui::{
     widgets::Row,
 };
 
-use super::table;
+use super::table::table;
 use crate::{
     models::{engine_state, request},
     table::or_dash,
