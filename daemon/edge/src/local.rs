@@ -7,48 +7,33 @@ use std::{
     future::poll_fn,
     io::{self, IoSliceMut},
     net::SocketAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-    },
+    sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
 };
 
-use config::{
-    forward::{Forward, TunnelMode},
-    targets::Protocol,
-};
+use config::{forward::Forward, targets::Protocol};
 use futures::FutureExt as _;
-use masque::{priority::Priority, target::Target};
-use parking_lot::Mutex;
-use quic::{
-    class::{Class, Membership},
-    segments::Segments,
-    stirred::either,
-};
-use quinn_udp::{RecvMeta, Transmit, UdpSockRef, UdpSocketState};
-use relay_client::{Opened, TunnelSecret, backoff::Backoff};
-use role::{traffic::Traffic, tunnel::TunnelEnd};
+use quic::{class::Membership, segments::Segments, stirred::either};
+use quinn_udp::{RecvMeta, UdpSockRef};
+use relay_client::{Opened, TunnelSecret};
 use tokio::{
     io::Interest,
-    net::UdpSocket,
-    sync::Notify,
     task::{AbortHandle, JoinError, JoinSet},
     time::{Instant, MissedTickBehavior, interval, sleep},
 };
-use tracing::{debug, warn};
+use tracing::debug;
 use uplink::{Link, Uplink, places};
 
-use self::{opening::Replacement, source::Source};
+use self::{address::LocalAddress, end::End, opening::Replacement, source::Source};
 use super::{
-    LocalAddressCounters,
-    connect::{NoConnection, OPERATOR, word_of_udp},
-    notice::Notice,
+    connect::OPERATOR,
     parting::ROUNDS,
     roster::{LocalClient, LocalEntrance, UNSERVED},
     sources::Sources,
 };
 
+mod address;
+mod end;
 mod opening;
 mod source;
 #[cfg(test)]
@@ -66,9 +51,9 @@ const MESSAGES: usize = 16;
 /// The longest message: as many payloads as GRO joins.
 const MESSAGE_BYTES: usize = 1 << 16;
 
-/// A local address and everything that its tunnels share.
+/// A server of a local address, and the tunnels of its senders.
 pub struct Local {
-    shared: Arc<Shared>,
+    shared: Arc<LocalAddress>,
     idle: Idle,
     sources: Sources<Handle>,
     tasks: JoinSet<(SocketAddr, Arc<Source>)>,
@@ -83,67 +68,10 @@ struct Idle {
     answered: Duration,
 }
 
-struct Shared {
-    socket: UdpSocket,
-    state: UdpSocketState,
-    target: Target,
-    mode: TunnelMode,
-    /// The class of payloads that leave for the relay.
-    membership: Membership,
-    /// Whether the configuration chose the class. If not, the relay gets no priority signal for the data that it sends back.
-    is_chosen: bool,
-    uplink: Arc<Uplink>,
-    /// When a tunnel may be opened again after a refusal.
-    backoff: Mutex<Backoff>,
-    first_wait: Duration,
-    /// How many senders must leave so that others find a place.
-    crowding: AtomicUsize,
-    crowded: Notify,
-    notice: Notice,
-    /// Where its tunnels are listed, and refusals are recorded.
-    entrance: Arc<LocalEntrance>,
-    counters: Arc<LocalAddressCounters>,
-}
-
 /// A sender's tunnel, as the table holds it.
 struct Handle {
     source: Arc<Source>,
     task: AbortHandle,
-}
-
-/// Why a sender's tunnel no longer exists.
-#[derive(Debug, thiserror::Error)]
-enum End {
-    /// It was never opened.
-    #[error(transparent)]
-    Unopened(#[from] NoConnection),
-    /// The relay ended it gracefully.
-    #[error("the relay closed the tunnel")]
-    Finished,
-    /// It failed.
-    #[error(transparent)]
-    Failed(#[from] TunnelEnd),
-    /// It ended soon after it was opened, which counts as a refusal: the target does not exist, for example.
-    #[error("the tunnel ended as soon as it was open: {0}")]
-    AtOnce(Box<End>),
-}
-
-impl End {
-    /// Returns the access log's word for a tunnel that was open.
-    fn word(&self) -> &'static str {
-        if let Self::Failed(error) = self { word_of_udp(error) } else { "finished" }
-    }
-
-    /// Whether the next attempt would fail as well. If a connection is lost or full, the uplink handles that.
-    fn is_refusal(&self) -> bool {
-        match self {
-            Self::Unopened(error) => {
-                !matches!(error, NoConnection::NoLink(_) | NoConnection::Lost(_) | NoConnection::Crowded)
-            }
-            Self::AtOnce(_) => true,
-            Self::Finished | Self::Failed(_) => false,
-        }
-    }
 }
 
 /// Binds a local address.
@@ -169,25 +97,8 @@ impl Local {
         uplink: Arc<Uplink>,
         entrance: Arc<LocalEntrance>,
     ) -> io::Result<Self> {
-        let socket = UdpSocket::from_std(socket)?;
-        let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
-        let shared = Shared {
-            socket,
-            state,
-            target: forward.target.clone(),
-            mode: forward.mode,
-            membership,
-            is_chosen: forward.class.is_some(),
-            uplink,
-            backoff: Mutex::new(Backoff::new(forward.uplink.backoff)),
-            first_wait: forward.uplink.backoff.0,
-            crowding: AtomicUsize::new(0),
-            crowded: Notify::new(),
-            notice: Notice::default(),
-            counters: entrance.counters.clone(),
-            entrance,
-        };
-        let (shared, sources) = (Arc::new(shared), Sources::new(MAX_SOURCES));
+        let shared = Arc::new(LocalAddress::new(socket, forward, membership, uplink, entrance)?);
+        let sources = Sources::new(MAX_SOURCES);
         let idle = Idle { any: forward.idle, answered: forward.idle_answered.min(forward.idle) };
         Ok(Self { shared, idle, sources, tasks: JoinSet::new() })
     }
@@ -246,7 +157,7 @@ impl Local {
             let mut slices: [IoSliceMut<'_>; MESSAGES] =
                 std::array::from_fn(|_| IoSliceMut::new(buffers.next().unwrap_or_default()));
             let mut meta = [RecvMeta::default(); MESSAGES];
-            let Shared { socket, state, .. } = &*self.shared;
+            let LocalAddress { socket, state, .. } = &*self.shared;
             let received =
                 socket.try_io(Interest::READABLE, || state.recv(UdpSockRef::from(socket), &mut slices, &mut meta));
             let messages = match received {
@@ -317,7 +228,7 @@ impl Drop for Local {
 
 impl Handle {
     /// Ends a sender's tunnel gracefully, for a reason.
-    fn close(self, shared: &Shared, reason: &'static str) {
+    fn close(self, shared: &LocalAddress, reason: &'static str) {
         self.task.abort();
         if let Some(open) = self.source.leave(shared) {
             open.listed.note_end(reason);
@@ -326,50 +237,7 @@ impl Handle {
     }
 }
 
-impl Shared {
-    /// Returns the priority signal that tells the relay how to rank payloads that it sends back.
-    fn signal(&self, class: &Class) -> Option<Priority> {
-        self.is_chosen.then(|| class.signal())
-    }
-
-    /// Sends everything in `downlink` to a local sender, runs of equal size as one message.
-    ///
-    /// If the socket does not accept a payload at once, it is dropped, as in a router: the sender's device is slower than the
-    /// relay, and waiting would only delay later payloads.
-    fn send(&self, downlink: &mut Segments, to: &Source, traffic: &Traffic) {
-        let segments = self.state.max_gso_segments();
-        while let Some((contents, segment, count)) = downlink.run(segments) {
-            let bytes = contents.len() as u64;
-            let transmit = Transmit {
-                destination: to.address,
-                ecn: None,
-                contents,
-                segment_size: (count > 1).then_some(segment),
-                src_ip: to.local_ip,
-            };
-            let sent = self
-                .socket
-                .try_io(Interest::WRITABLE, || self.state.try_send(UdpSockRef::from(&self.socket), &transmit));
-            if sent.is_ok() {
-                self.counters.packets_down.inc_by(count as u64);
-                self.counters.bytes_down.inc_by(bytes);
-                traffic.add_down(bytes, count as u64);
-            } else {
-                self.counters.dropped_down.inc_by(count as u64);
-                traffic.add_unsent(0, count as u64);
-            }
-            to.note_received(count);
-            (0..count).for_each(|_| _ = downlink.pop());
-        }
-    }
-
-    /// Warns that a limit was reached, at a limited rate.
-    fn say(&self, what: &str) {
-        if self.notice.is_due(Instant::now()) {
-            warn!(relay = %self.uplink.names(), listen = %self.entrance.address, "{what}");
-        }
-    }
-
+impl LocalAddress {
     /// Opens the tunnel of a sender and carries it until it ends.
     async fn carry(&self, source: &Source) -> End {
         let wait = self.backoff.lock().wait(Instant::now());
@@ -432,7 +300,7 @@ impl Shared {
 }
 
 /// Serves one sender; returns its address and its source once its tunnel has ended.
-async fn serve(shared: Arc<Shared>, source: Arc<Source>) -> (SocketAddr, Arc<Source>) {
+async fn serve(shared: Arc<LocalAddress>, source: Arc<Source>) -> (SocketAddr, Arc<Source>) {
     let end = shared.carry(&source).await;
     drop(source.leave(&shared));
     let target = &shared.target;

@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info};
 use uplink::{CONNECTIONS, Link, LinkId, OpenTunnel};
 
-use super::{End, Shared};
+use super::{address::LocalAddress, end::End};
 use crate::connect::NoConnection;
 
 /// The shortest wait for the relay's stream credit (which takes a round trip if tunnels are being closed), and how often a sender
@@ -33,7 +33,7 @@ pub(super) struct Replacement {
     pub(super) is_return: bool,
 }
 
-impl Shared {
+impl LocalAddress {
     /// Finds a place on a connection, and a stream there, for a tunnel that may leave the place `left`. If there is none,
     /// another sender must leave.
     async fn place(&self, class: &Class, left: Option<&LinkId>) -> Result<(Link, Reserved), NoConnection> {

@@ -12,10 +12,12 @@ use std::{
 use masque::tunnel::Form;
 use parking_lot::Mutex;
 use quic::{class::Class, segments::Segments};
-use role::tunnel::UdpTunnel;
+use quinn_udp::{Transmit, UdpSockRef};
+use role::{traffic::Traffic, tunnel::UdpTunnel};
+use tokio::io::Interest;
 use uplink::Link;
 
-use super::{End, Shared};
+use super::{address::LocalAddress, end::End};
 use crate::{
     parting::{FormerTunnel, ROUNDS},
     roster::{EdgeTunnel, RosterEntry},
@@ -85,7 +87,7 @@ impl Source {
 
     /// Takes a message from the sender: payloads of `stride` bytes each; the last may be shorter. Returns whether there is, or will
     /// be, a tunnel for it.
-    pub(super) fn push(&self, shared: &Shared, message: &[u8], stride: usize) -> bool {
+    pub(super) fn push(&self, shared: &LocalAddress, message: &[u8], stride: usize) -> bool {
         let counters = &shared.counters;
         count(&self.sent, payloads(message, stride).count());
         match &mut *self.stage.lock() {
@@ -118,7 +120,7 @@ impl Source {
     }
 
     /// Gives up its tunnel, and returns it if it is open. Payloads that wait for the tunnel are dropped and counted.
-    pub(super) fn leave(&self, shared: &Shared) -> Option<Box<Open>> {
+    pub(super) fn leave(&self, shared: &LocalAddress) -> Option<Box<Open>> {
         match std::mem::replace(&mut *self.stage.lock(), Stage::Closed) {
             Stage::Open(open) => return Some(open),
             Stage::Waiting(queue) => _ = shared.counters.dropped_waiting.inc_by(queue.len() as u64),
@@ -130,7 +132,7 @@ impl Source {
     /// Installs a tunnel, and sends the waiting payloads into it.
     pub(super) fn open(
         &self,
-        shared: &Shared,
+        shared: &LocalAddress,
         mut tunnel: UdpTunnel,
         link: Link,
         (class, listed): (Arc<Class>, Arc<EdgeTunnel>),
@@ -172,13 +174,43 @@ impl Source {
         open.former = FormerTunnel::keep(before.tunnel, before.link, entry, &line);
     }
 
+    /// Sends everything in `downlink` to the sender, runs of equal size as one message.
+    ///
+    /// If the socket does not accept a payload at once, it is dropped, as in a router: the sender's device is slower than the
+    /// relay, and waiting would only delay later payloads.
+    pub(super) fn send(&self, shared: &LocalAddress, downlink: &mut Segments, traffic: &Traffic) {
+        let LocalAddress { socket, state, counters, .. } = shared;
+        let segments = state.max_gso_segments();
+        while let Some((contents, segment, count)) = downlink.run(segments) {
+            let bytes = contents.len() as u64;
+            let transmit = Transmit {
+                destination: self.address,
+                ecn: None,
+                contents,
+                segment_size: (count > 1).then_some(segment),
+                src_ip: self.local_ip,
+            };
+            let sent = socket.try_io(Interest::WRITABLE, || state.try_send(UdpSockRef::from(socket), &transmit));
+            if sent.is_ok() {
+                counters.packets_down.inc_by(count as u64);
+                counters.bytes_down.inc_by(bytes);
+                traffic.add_down(bytes, count as u64);
+            } else {
+                counters.dropped_down.inc_by(count as u64);
+                traffic.add_unsent(0, count as u64);
+            }
+            self.note_received(count);
+            (0..count).for_each(|_| _ = downlink.pop());
+        }
+    }
+
     /// Moves payloads between the relay and the sender; ready when the tunnel has ended.
-    pub(super) fn poll(&self, cx: &mut Context<'_>, shared: &Shared, downlink: &mut Segments) -> Poll<End> {
+    pub(super) fn poll(&self, cx: &mut Context<'_>, shared: &LocalAddress, downlink: &mut Segments) -> Poll<End> {
         let mut stage = self.stage.lock();
         let Stage::Open(open) = &mut *stage else { return Poll::Ready(End::Finished) };
         let Open { tunnel, task, answered, listed, former, .. } = &mut **open;
         task.clone_from(cx.waker());
-        FormerTunnel::poll(former, cx, downlink, |payloads, traffic| shared.send(payloads, self, traffic));
+        FormerTunnel::poll(former, cx, downlink, |payloads, traffic| self.send(shared, payloads, traffic));
         for _ in 0..ROUNDS {
             match tunnel.poll_recv(cx, downlink) {
                 Poll::Ready(Ok(true)) => {
@@ -186,7 +218,7 @@ impl Source {
                         // The target exists, so earlier refusals mean nothing any more.
                         shared.backoff.lock().succeeded();
                     }
-                    shared.send(downlink, self, &listed.traffic);
+                    self.send(shared, downlink, &listed.traffic);
                 }
                 Poll::Ready(Ok(false)) => return Poll::Ready(End::Finished),
                 Poll::Ready(Err(error)) => return Poll::Ready(error.into()),
@@ -205,7 +237,7 @@ impl Source {
 
 impl Open {
     /// Makes payloads leave on the terms of the current class.
-    fn follow(&mut self, shared: &Shared) {
+    fn follow(&mut self, shared: &LocalAddress) {
         if shared.membership.update(&mut self.class).is_some() {
             self.tunnel.set_terms(&self.class.terms(None));
             if let Some(signal) = shared.signal(&self.class) {

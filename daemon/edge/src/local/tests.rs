@@ -2,14 +2,17 @@
 
 use std::net::Ipv4Addr;
 
+use config::forward::TunnelMode;
 use futures::future::{BoxFuture, join_all};
+use masque::target::Target;
 use prometheus_client::metrics::counter::Counter;
+use role::traffic::Traffic;
 use test_relay::{Does, PATIENCE, TestRelay, eventually};
-use tokio::{sync::watch, task::JoinHandle, time::timeout};
+use tokio::{net::UdpSocket, sync::watch, task::JoinHandle, time::timeout};
 use uplink::{Line, Path, PathTerms, UplinkResources};
 
 use super::{source::Stage, *};
-use crate::tests::start;
+use crate::{LocalAddressCounters, connect::NoConnection, tests::start};
 
 /// A local address whose tunnels go through `uplink`, with these waits after refusals.
 fn local(uplink: Arc<Uplink>, counters: &Arc<LocalAddressCounters>, backoff: (Duration, Duration)) -> Local {
@@ -202,10 +205,10 @@ async fn bytes_that_the_socket_refuses_are_not_counted_as_handed_over() {
     shared.socket.writable().await.unwrap();
     downlink.push(b"payload");
     // No socket for IPv4 reaches IPv6.
-    shared.send(&mut downlink, &Source::new((std::net::Ipv6Addr::LOCALHOST, 9).into(), None), &traffic);
+    Source::new((std::net::Ipv6Addr::LOCALHOST, 9).into(), None).send(&shared, &mut downlink, &traffic);
     assert_eq!((counters.dropped_down.get(), counters.bytes_down.get(), traffic.bytes()), (1, 0, (0, 0)));
     downlink.push(b"payload");
-    shared.send(&mut downlink, &Source::new((Ipv4Addr::LOCALHOST, 9).into(), None), &traffic);
+    Source::new((Ipv4Addr::LOCALHOST, 9).into(), None).send(&shared, &mut downlink, &traffic);
     assert_eq!((counters.packets_down.get(), counters.bytes_down.get(), traffic.bytes()), (1, 7, (0, 7)));
 }
 
