@@ -6,17 +6,15 @@
 //! | [`session`] | one client's connection, from its first byte on |
 //! | [`ranges`] | answers that may be fetched in ranges, over several paths |
 //! | [`association`] | UDP by SOCKS: a local socket, and a tunnel for each target |
+//! | `service` | what all clients share: the way to relays, and the limits of the proxy |
 //! | [`users`] | the users that may use it |
 //!
 //! **Invariant:** no code in this module resolves a name.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, sync::Arc};
 
 use anyhow::{Context as _, Result};
-use config::{
-    forward::TunnelMode,
-    proxy::{Proxy, ProxyKind},
-};
+use config::proxy::Proxy;
 use quic::class::Membership;
 use role::{
     access::record::RefusedRequest,
@@ -26,12 +24,14 @@ use role::{
 use tokio::sync::Semaphore;
 use uplink::Uplink;
 
+pub use self::service::Shared;
 use self::users::ProxyUsers;
 use super::{connect::RelayAccess, roster::LocalEntrance};
 
 pub mod association;
 pub mod http;
 pub mod ranges;
+mod service;
 pub mod session;
 pub mod socks;
 pub mod users;
@@ -46,24 +46,6 @@ pub struct Entrance {
     /// By the address of clients.
     clients: PerUser,
     max_per_client: usize,
-}
-
-/// What all clients of a proxy share.
-pub struct Shared {
-    access: RelayAccess,
-    protocols: Vec<ProxyKind>,
-    /// `None` if all clients may use it.
-    users: Option<ProxyUsers>,
-    mode: TunnelMode,
-    udp_idle: Duration,
-    /// The first and the longest wait between attempts to move a UDP tunnel. A target that was refused is not tried again for the first.
-    backoff: (Duration, Duration),
-    /// A permit for each UDP tunnel that may be open at once.
-    tunnels: Arc<Semaphore>,
-    /// The length from which answers are fetched in ranges, in bytes; `None` for never.
-    split_bytes: Option<u64>,
-    /// A permit for each answer that may be fetched in ranges at once.
-    divided: Semaphore,
 }
 
 impl Entrance {

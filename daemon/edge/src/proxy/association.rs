@@ -3,27 +3,22 @@
 
 use std::{
     collections::HashMap,
-    future::poll_fn,
     io,
     net::{IpAddr, SocketAddr},
     sync::Arc,
-    task::{Poll, Waker},
     time::Duration,
 };
 
 use masque::target::Target;
-use parking_lot::{Mutex, MutexGuard};
-use quic::segments::Segments;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpStream, UdpSocket},
-    sync::OwnedSemaphorePermit,
     task::{JoinError, JoinSet},
     time::{Instant, timeout},
 };
 use tracing::debug;
 
-use self::carrier::Carrier;
+use self::{carrier::Carrier, flow::Flow};
 use super::{
     super::roster::LocalClient,
     Shared,
@@ -31,12 +26,10 @@ use super::{
 };
 
 mod carrier;
+mod flow;
 
 /// How many targets one client may have tunnels to at once.
 const TARGETS: usize = 64;
-
-/// How many bytes may wait for a tunnel, and how many may come out of one in one turn.
-const WAITING_BYTES: usize = 64 * 1024;
 
 /// How many datagrams are read before other tasks get their turn.
 const ROUNDS: usize = 64;
@@ -55,47 +48,6 @@ struct Association {
 struct Entry {
     flow: Arc<Flow>,
     heard: Instant,
-}
-
-/// The payloads to and from one target.
-struct Flow {
-    target: Target,
-    inbox: Mutex<Inbox>,
-}
-
-/// Payloads for a target that were not handed to its tunnel yet.
-struct Inbox {
-    payloads: Segments,
-    /// The access log's word for the end of its tunnel, if the tunnel has to end or has ended.
-    closed: Option<&'static str>,
-    /// Its place among the tunnels of all clients.
-    place: Option<OwnedSemaphorePermit>,
-    /// The task that serves it.
-    waker: Waker,
-}
-
-impl Flow {
-    fn inbox(&self) -> MutexGuard<'_, Inbox> {
-        // Nothing under this lock panics.
-        self.inbox.lock()
-    }
-
-    /// Ends the tunnel gracefully, for a reason. If it is not open yet, withdraws its request.
-    fn close(&self, reason: &'static str) {
-        let mut inbox = self.inbox();
-        inbox.closed = Some(reason);
-        inbox.waker.wake_by_ref();
-    }
-
-    /// Completes when the flow is closed.
-    async fn closed(&self) {
-        poll_fn(|cx| {
-            let mut inbox = self.inbox();
-            inbox.waker.clone_from(cx.waker());
-            if inbox.closed.is_some() { Poll::Ready(()) } else { Poll::Pending }
-        })
-        .await;
-    }
 }
 
 /// Serves a client that has requested an association, from the port that it names, or from any port if that is 0.
@@ -227,9 +179,7 @@ impl Association {
             evicted.flow.close("evicted");
         }
         let Some(place) = place else { return false };
-        let payloads = Segments::new(WAITING_BYTES);
-        let inbox = Inbox { payloads, closed: None, place: Some(place), waker: Waker::noop().clone() };
-        let flow = Arc::new(Flow { target: target.clone(), inbox: Mutex::new(inbox) });
+        let flow = Arc::new(Flow::new(target, place));
         let carrier = Carrier {
             shared: self.shared.clone(),
             socket: self.socket.clone(),

@@ -21,7 +21,10 @@ use tokio::{
 use tracing::debug;
 use uplink::{LinkId, OpenTunnel};
 
-use super::{Flow, Shared, WAITING_BYTES};
+use super::{
+    Shared,
+    flow::{Flow, WAITING_BYTES},
+};
 use crate::{
     connect::{NoConnection, OPERATOR, OpenedUdp, word_of_udp},
     parting::FormerTunnel,

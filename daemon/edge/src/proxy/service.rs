@@ -1,0 +1,27 @@
+//! What a proxy offers to all of its clients: protocols, the way of their traffic to relays, and places that they share.
+
+use std::{sync::Arc, time::Duration};
+
+use config::{forward::TunnelMode, proxy::ProxyKind};
+use tokio::sync::Semaphore;
+
+use super::users::ProxyUsers;
+use crate::connect::RelayAccess;
+
+/// What all clients of a proxy share.
+pub struct Shared {
+    pub(super) access: RelayAccess,
+    pub(super) protocols: Vec<ProxyKind>,
+    /// `None` if all clients may use it.
+    pub(super) users: Option<ProxyUsers>,
+    pub(super) mode: TunnelMode,
+    pub(super) udp_idle: Duration,
+    /// The first and the longest wait between attempts to move a UDP tunnel. A target that was refused is not tried again for the first.
+    pub(super) backoff: (Duration, Duration),
+    /// A permit for each UDP tunnel that may be open at once.
+    pub(super) tunnels: Arc<Semaphore>,
+    /// The length from which answers are fetched in ranges, in bytes; `None` for never.
+    pub(super) split_bytes: Option<u64>,
+    /// A permit for each answer that may be fetched in ranges at once.
+    pub(super) divided: Semaphore,
+}
