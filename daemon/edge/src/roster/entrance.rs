@@ -1,18 +1,20 @@
 //! A local address, as the roster and the access log know it.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{fmt, net::SocketAddr, sync::Arc};
 
 use config::targets::Protocol;
 use masque::target::Target;
 use quic::{class::Membership, datagrams::Losses};
-use role::access::{AccessLog, record::RefusedRequest};
+use role::{
+    access::{AccessLog, record::RefusedRequest},
+    table::Table,
+};
 use uplink::Link;
 
-use super::{LocalClient, Roster, RosterEntry, TunnelOwner, request_of};
+use super::tunnel::{EdgeTunnel, LocalClient, RosterEntry, TunnelOwner, request_of};
 use crate::counters::LocalAddressCounters;
 
 /// A local address: where its traffic is counted, its tunnels are listed, and its refusals are recorded.
-#[derive(Debug)]
 pub struct LocalEntrance {
     /// The local address.
     pub address: SocketAddr,
@@ -22,7 +24,15 @@ pub struct LocalEntrance {
     pub counters: Arc<LocalAddressCounters>,
     /// The log of its tunnels, requests and refusals.
     pub access: Arc<AccessLog>,
-    pub(super) roster: Arc<Roster>,
+    /// Where its tunnels are listed.
+    pub(super) tunnels: Arc<Table<EdgeTunnel>>,
+}
+
+impl fmt::Debug for LocalEntrance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { address, protocol, .. } = self;
+        f.debug_struct("LocalEntrance").field("address", address).field("protocol", protocol).finish_non_exhaustive()
+    }
 }
 
 impl LocalEntrance {
@@ -38,7 +48,7 @@ impl LocalEntrance {
     ) -> RosterEntry {
         let (listen, client, class) = (self.address, client.clone(), membership.clone());
         let owner = TunnelOwner::Application { listen, client, membership: class };
-        let entry = self.roster.enter(owner, (protocol, target), (link, stream_id), losses);
+        let entry = RosterEntry::new(&self.tunnels, owner, (protocol, target), (link, stream_id), losses);
         let entry = entry.of_application(&self.counters.open, &self.access);
         link.carries_traffic(entry.traffic.clone(), &membership.get(), None);
         entry
@@ -66,7 +76,7 @@ impl LocalEntrance {
             protocol: "udp",
             counters: counters.clone(),
             access: Arc::default(),
-            roster: Arc::default(),
+            tunnels: Arc::default(),
         })
     }
 }

@@ -6,14 +6,23 @@ use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric as _},
     metrics::{MetricType, gauge::ConstGauge},
+    registry::Registry,
 };
 use uplink::{Condition, PathReport};
 
 use super::Roster;
 
+impl Roster {
+    /// Registers metrics of the relays and paths in use.
+    pub fn register(self: &Arc<Self>, registry: &mut Registry) {
+        registry.register_collector(Box::new(UplinkGauges(self.clone())));
+        registry.register_collector(Box::new(PathGauges(self.clone())));
+    }
+}
+
 /// The open connections to each relay that the edge uses.
 #[derive(Debug)]
-pub(super) struct UplinkGauges(pub(super) Arc<Roster>);
+struct UplinkGauges(Arc<Roster>);
 
 impl Collector for UplinkGauges {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
@@ -38,7 +47,7 @@ type PathGauge = (&'static str, &'static str, fn(&PathReport) -> f64);
 /// The paths of the edge as metrics, at most eight names. If local addresses do not share connections, a path is as fast as its
 /// fastest connection, and their traffic is added up.
 #[derive(Debug)]
-pub(super) struct PathGauges(pub(super) Arc<Roster>);
+struct PathGauges(Arc<Roster>);
 
 impl Collector for PathGauges {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
