@@ -26,13 +26,14 @@ use tokio::{
 };
 
 pub use self::link::{Link, LinkId, NoDatagrams};
-use self::{link::Carried, recall::Recall};
+use self::{carried::Carried, recall::Recall};
 use super::{
     moves::{MoveVerdict, Paths},
     places::TunnelPlaces,
     sizes::Sizes,
 };
 
+mod carried;
 mod link;
 mod recall;
 
@@ -434,13 +435,6 @@ impl Line {
     #[must_use]
     pub(crate) fn movable(&self) -> usize {
         self.movable.load(Relaxed)
-    }
-
-    /// Takes a place for a tunnel, if there is one.
-    #[must_use]
-    pub(crate) fn link(self: &Arc<Self>) -> Option<Link> {
-        let taken = self.is_usable() && self.places().take(Instant::now());
-        taken.then(|| Link::new(self))
     }
 
     /// Closes the connection gracefully, with its tunnels.

@@ -1,9 +1,6 @@
 //! The places for tunnels on a connection.
 
-use std::{
-    sync::{Arc, atomic::Ordering::Relaxed},
-    time::Duration,
-};
+use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use config::forward::TunnelMode;
 use masque::{priority::Priority, tunnel::Form};
@@ -15,11 +12,11 @@ use relay_client::{
     form::{self, USABLE_PAYLOAD_BYTES},
 };
 use role::traffic::Traffic;
-use sched::path::{Placed, precedence::Precedence};
+use sched::path::Placed;
 use tokio::time::Instant;
 use tracing::info;
 
-use super::Line;
+use super::{Line, carried::Carried};
 use crate::sizes::{self, TunnelLoad};
 
 /// The relay does not allow datagrams, and the configuration allows only them.
@@ -75,32 +72,6 @@ impl LinkId {
     }
 }
 
-/// What a tunnel carries.
-pub(super) struct Carried {
-    traffic: Arc<Traffic>,
-    pub(super) class: String,
-    /// The weight of its class, and its place in the path's order.
-    share: (u32, Precedence),
-    load: TunnelLoad,
-    /// How many bytes it had carried in other places, before this one.
-    before: u64,
-}
-
-impl Carried {
-    /// Returns how many bytes it has carried in all places.
-    fn moved(&self) -> u64 {
-        let (up, down) = self.traffic.bytes();
-        self.before + up + down
-    }
-
-    /// Returns what it still has to carry, unless that is nothing. The last call was `since` ago.
-    pub(super) fn placed(&mut self, since: Duration) -> Option<Placed> {
-        self.load.look(self.moved(), since);
-        let (bytes, (weight, precedence)) = (self.load.left(), self.share);
-        (bytes > 0).then_some(Placed { bytes, weight, precedence })
-    }
-}
-
 impl Drop for Link {
     fn drop(&mut self) {
         self.line.places().give_back();
@@ -114,6 +85,15 @@ impl Drop for Link {
     }
 }
 
+impl Line {
+    /// Takes a place for a tunnel, if there is one.
+    #[must_use]
+    pub(crate) fn link(self: &Arc<Self>) -> Option<Link> {
+        let taken = self.is_usable() && self.places().take(Instant::now());
+        taken.then(|| Link::new(self))
+    }
+}
+
 impl Link {
     /// Returns a place on a connection that has no other user.
     #[must_use]
@@ -124,7 +104,7 @@ impl Link {
     }
 
     /// Returns a place that was taken.
-    pub(super) fn new(line: &Arc<Line>) -> Self {
+    fn new(line: &Arc<Line>) -> Self {
         let number = line.next_place.fetch_add(1, Relaxed);
         let chosen = line.witness.tell(monotonic::now_ns());
         Self { relay: line.relay.clone(), line: line.clone(), number, chosen, is_request: false, before: None }
