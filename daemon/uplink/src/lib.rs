@@ -16,7 +16,7 @@
 //! | `line`, [`places`] | one connection to a relay, and the places for tunnels on it |
 //! | `path` | the paths to relays: what each is estimated to carry, and whether it answers |
 //! | `sizes` | how much a tunnel or request of a class will carry |
-//! | `work` | what an uplink's task does: it makes connections, watches them, and has tunnels moved |
+//! | `task`, `work` | what an uplink's task waits for, and what it does: it makes connections, watches them, and has tunnels moved |
 //! | `state` | the open connections, and the attempts to make more |
 //! | [`moves`] | changes of this host's addresses and devices, and which of them a connection survives |
 //! | `operator`, `choice` | the relay and the path that an operator has chosen |
@@ -36,19 +36,12 @@ use std::{
     time::Duration,
 };
 
-use futures::{StreamExt as _, future::join_all, stream::FuturesUnordered};
+use futures::future::join_all;
 use parking_lot::Mutex;
-use relay_client::{
-    endpoint::{Connected, Endpoint},
-    error::ConnectError,
-    introduction::CredentialsRefused,
-};
+use relay_client::{endpoint::Endpoint, introduction::CredentialsRefused};
 use role::ready;
 use sched::stream::Discipline;
-use tokio::{
-    sync::{Notify, watch},
-    time::{Instant, MissedTickBehavior, interval, sleep_until},
-};
+use tokio::sync::{Notify, watch};
 use tracing::{info, warn};
 
 mod choice;
@@ -64,15 +57,15 @@ mod resources;
 mod sizes;
 mod standpoint;
 mod state;
+mod task;
 #[cfg(test)]
 mod tests;
 mod work;
 
 pub use counters::ConnectionCounters;
 pub use line::{Line, Link, LinkId, MovableTunnel, NoDatagrams};
-use moves::HostNetwork;
 pub use operator::{Destination, NotMoved, PreparedMove};
-use path::{LOOK, PathView};
+use path::PathView;
 pub use path::{
     Path, PathTerms,
     changes::{PathChange, PathChanges},
@@ -81,23 +74,13 @@ pub use placing::OpenTunnel;
 pub use report::{Condition, PathReport};
 pub use resources::UplinkResources;
 use sizes::Sizes;
-pub use standpoint::{Attempts, Standpoint};
+pub use standpoint::Standpoint;
+pub use state::Attempts;
 use state::State;
-use work::{Step, Work};
 
 /// The maximum of connections to one relay. All their tunnels together stay below a relay's default limit for one user
 /// (`tunnels_per_user`, 4,096).
 pub const CONNECTIONS: usize = 4;
-
-/// If a connection lasted longer than this and ended without an error, the next attempt need not wait.
-const PEACE: Duration = Duration::from_secs(1);
-
-/// How long a connection may be without tunnels, while others of its path have room, before it is closed.
-const SPARE: Duration = Duration::from_secs(30);
-
-/// How soon after a change of this host's address the relay has to be heard; otherwise, a new connection is made. Twice the
-/// handshake's time if that is longer.
-const PROOF: Duration = Duration::from_millis(400);
 
 /// The connections to a relay. Callers request a place with [`Uplink::link`]; [`Uplink::run`] keeps the connections up.
 pub struct Uplink {
@@ -333,65 +316,6 @@ impl Uplink {
         self.counters.copies_first.inc();
     }
 
-    /// Connects whenever a connection is wanted and none has room, the first time at once; never returns. `moves` reports
-    /// changes of this host's addresses and devices.
-    pub async fn run(&self, mut moves: watch::Receiver<HostNetwork>) {
-        self.counters.begin(&self.paths);
-        let mut work = Work::new(self);
-        work.begin(&moves.borrow_and_update());
-        let mut look = interval(LOOK);
-        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut attempts = FuturesUnordered::new();
-        let mut tidy = interval(SPARE / 4);
-        tidy.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            let until = loop {
-                match work.next() {
-                    Step::Connect(at) => attempts.push(self.attempt(at)),
-                    Step::Wait(until) => break Some(until),
-                    Step::Nothing => break None,
-                }
-            };
-            let until = work.proofs.iter().map(|(_, _, due)| *due).chain(until).min();
-            tokio::select! {
-                Some(ended) = work.connections.join_next() => {
-                    if let Ok((line, error)) = ended {
-                        work.lost(&line, error.as_ref());
-                    }
-                }
-                Some((at, connected)) = attempts.next() => work.attempted(at, connected),
-                Some(introduced) = work.introductions.join_next() => {
-                    if let Ok((line, Some(refused))) = introduced {
-                        self.tell_refusal(&line, &refused);
-                    }
-                }
-                Some(departed) = work.departures.join_next() => {
-                    if let Ok((line, true)) = departed {
-                        work.goes_away(&line);
-                    }
-                }
-                _ = look.tick(), if self.has_alternatives() => work.look(),
-                () = self.wanted.notified() => work.wanted = true,
-                Ok(()) = moves.changed() => {
-                    let host = moves.borrow_and_update().clone();
-                    work.moved(&host);
-                }
-                () = sleep_until(until.unwrap_or_else(Instant::now)), if until.is_some() => work.prove(),
-                _ = tidy.tick() => {
-                    self.close_spare(Instant::now());
-                    work.introduce_again();
-                }
-            }
-        }
-    }
-
-    async fn attempt(&self, at: (usize, usize)) -> ((usize, usize), Result<Connected, ConnectError>) {
-        match self.endpoint_at(at) {
-            Some(relay) => (at, relay.connect().await),
-            None => std::future::pending().await,
-        }
-    }
-
     /// Returns the name of a connection's path; empty if there are no paths.
     #[must_use]
     pub fn path_name(&self, line: &Line) -> &str {
@@ -435,33 +359,6 @@ impl Uplink {
 
     fn endpoint_at(&self, (path, place): (usize, usize)) -> Option<&Endpoint> {
         self.paths.get(path)?.relays.get(place)
-    }
-
-    /// Closes connections without tunnels if their relay is shutting down, if they take none, or if others of the same
-    /// path suffice. One connection is kept to a relay that holds tunnels of another path, or that a slow one is compared with.
-    fn close_spare(&self, now: Instant) {
-        self.state.send_if_modified(|state| {
-            let order = state.in_order(now);
-            let is_kept = |line: &Arc<Line>| {
-                let is_young = now.saturating_duration_since(line.since) <= SPARE;
-                let first = order.iter().find(|first| first.path_place == line.path_place);
-                let there = order.iter().find(|it| (it.path_place, it.place) == (line.path_place, line.place));
-                let is_awaited = there.is_some_and(|there| Arc::ptr_eq(there, line))
-                    && (state.may_come(line.path_place, &line.way().relay)
-                        || state.is_compared(line.path_place, line.place));
-                // Silent and slow connections are kept, to be probed, and the connection to a better relay until it takes tunnels.
-                let is_needed = line.is_doubted()
-                    || line.stands_by()
-                    || state.settles(line, now)
-                    || first.is_none_or(|first| Arc::ptr_eq(first, line));
-                let is_ending = line.goes() || line.is_worn();
-                line.tunnels() > 0 || !is_ending && (is_young || is_needed || is_awaited)
-            };
-            let (kept, spare): (Vec<_>, Vec<_>) = state.lines.iter().cloned().partition(is_kept);
-            spare.iter().for_each(|line| line.close());
-            state.lines = kept;
-            !spare.is_empty()
-        });
     }
 
     /// Closes all connections gracefully. The caller must drop [`Uplink::run`] first.

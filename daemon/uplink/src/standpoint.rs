@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use relay_client::{endpoint::Endpoint, error::ConnectError, introduction::CredentialsRefused};
+use relay_client::endpoint::Endpoint;
 
-use super::Uplink;
+use super::{Attempts, Uplink};
 use crate::{line::Line, path::Path};
 
 /// One relay of an uplink, and how it is reached.
@@ -20,19 +20,6 @@ pub struct Standpoint {
     pub lines: Vec<Arc<Line>>,
     /// The results of attempts to connect.
     pub attempts: Attempts,
-}
-
-/// The results of attempts to connect to a relay.
-#[derive(Clone, Debug, Default)]
-pub struct Attempts {
-    /// How many connections were made.
-    pub connects: u64,
-    /// How often connecting failed.
-    pub failures: u64,
-    /// The error of the last attempt, if it failed.
-    pub failure: Option<Arc<ConnectError>>,
-    /// Set if the relay refused the credentials, on whichever connection, and has accepted no request since.
-    pub refused: Option<CredentialsRefused>,
 }
 
 impl Uplink {

@@ -2,17 +2,27 @@
 
 use std::{sync::Arc, time::Duration};
 
-use relay_client::{error::ConnectError, failover::RelayAvailability};
+use relay_client::{error::ConnectError, failover::RelayAvailability, introduction::CredentialsRefused};
 use tokio::time::Instant;
 
-use super::{
-    Attempts,
-    choice::{Choices, OperatorChoice},
-};
+use super::choice::{Choices, OperatorChoice};
 use crate::line::Line;
 
 /// How long a new connection to a relay that was silent may take to show that the relay answers.
 const TRIAL: Duration = Duration::from_secs(5);
+
+/// The results of attempts to connect to a relay.
+#[derive(Clone, Debug, Default)]
+pub struct Attempts {
+    /// How many connections were made.
+    pub connects: u64,
+    /// How often connecting failed.
+    pub failures: u64,
+    /// The error of the last attempt, if it failed.
+    pub failure: Option<Arc<ConnectError>>,
+    /// Set if the relay refused the credentials, on whichever connection, and has accepted no request since.
+    pub refused: Option<CredentialsRefused>,
+}
 
 /// The open connections, and the results of attempts to make more.
 #[derive(Default)]

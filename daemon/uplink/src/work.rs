@@ -29,7 +29,7 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use super::{CONNECTIONS, PEACE, Uplink};
+use super::{CONNECTIONS, Uplink};
 use crate::{
     line::Line,
     path::{LOOK, Path, pulse::Pulse},
@@ -40,8 +40,12 @@ mod ending;
 mod returning;
 mod silence;
 mod slow;
+mod steadiness;
 
-use returning::Returning;
+use steadiness::Returning;
+
+/// If a connection lasted longer than this and ended without an error, the next attempt need not wait.
+const PEACE: Duration = Duration::from_secs(1);
 
 /// What to do next.
 pub(crate) enum Step {

@@ -9,7 +9,7 @@ use relay_client::exit::Exit;
 use tokio::time::Instant;
 use tracing::info;
 
-use super::{super::PROOF, Work, is_suspect};
+use super::{Work, is_suspect};
 use crate::{
     line::Line,
     moves::{HostNetwork, MoveVerdict},
@@ -19,6 +19,10 @@ use crate::{
 fn is_dead(exit: &Exit, host: &HostNetwork) -> bool {
     exit.device().is_some_and(|device| host.is_dead(device))
 }
+
+/// How soon after a change of this host's address the relay has to be heard; otherwise, a new connection is made. Twice the
+/// handshake's time if that is longer.
+const PROOF: Duration = Duration::from_millis(400);
 
 /// The shortest time between two changes after which attempts to connect to relays that were never resolved begin again: a look-up takes a
 /// while, and changes may come all the time.

@@ -150,7 +150,7 @@ mod tests {
     use test_relay::{Does, PATIENCE, TestRelay, eventually};
 
     use super::*;
-    use crate::{SPARE, Uplink, UplinkResources, work::Step};
+    use crate::{Uplink, UplinkResources, task::SPARE, work::Step};
 
     /// Starts two relays, and an uplink to them over one path.
     fn two_relays() -> ([TestRelay; 2], Arc<Uplink>) {

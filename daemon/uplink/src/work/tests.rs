@@ -10,8 +10,8 @@ use quic::{datagrams::Schedules, endpoint::Transport};
 use relay_client::{access::Access, backoff::SHORT, exit::Exit};
 use test_relay::{Does, PATIENCE, TestRelay};
 
-use super::{super::SPARE, silence::GIVEN_UP, *};
-use crate::{UplinkResources, moves::HostNetwork, tests::paths_to};
+use super::{silence::GIVEN_UP, *};
+use crate::{UplinkResources, moves::HostNetwork, task::SPARE, tests::paths_to};
 
 mod addresses;
 mod leaving;
