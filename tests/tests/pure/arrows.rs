@@ -1,10 +1,11 @@
-//! Records which modules use which: in every crate, sibling modules use each other in one direction only. A parent and its children may
-//! use each other.
+//! Records which modules use which: in every crate, the files use each other without cycles, and so do modules beside each other, each
+//! with everything below it.
 //!
-//! A name that a module imports or re-exports counts as a name of the module that defines it. Paths inside macros count, too. Globs
-//! would hide names, so only unit tests may use them.
+//! A name that a module imports or re-exports counts as a name of the module that defines it. A module that only passes on the names of
+//! its children does not use them. Paths inside macros count, too. Globs would hide names, so only unit tests may use them. Methods are
+//! not followed to the files with their `impl` blocks.
 //!
-//! `cargo test --workspace --test pure arrows:: -- --nocapture` prints all arrows, as `A -> B`.
+//! `cargo test --workspace --test pure arrows:: -- --nocapture` prints all arrows between files, as `A -> B`.
 
 #![expect(clippy::unwrap_used, reason = "helpers fail a test in the same way as the test itself")]
 
@@ -41,6 +42,8 @@ struct Uses {
     modules: BTreeSet<Module>,
     /// A module, and a path in the crate that it names.
     named: Vec<(Module, Module)>,
+    /// A module, and a name without a path in it: of an import, a variable, or something else.
+    bare: Vec<(Module, Module)>,
     /// Names that modules import or re-export, each as a path in the crate, with the path that it stands for.
     imported: BTreeMap<Module, Module>,
     /// Modules with a glob import.
@@ -79,17 +82,30 @@ impl Uses {
             let len = (1..=path.len()).rev().find(|len| self.modules.contains(&path[..*len])).unwrap_or_default();
             match path.get(..=len).and_then(|name| self.imported.get(name)) {
                 Some(of) if *of != path[..=len] => path = [of, &path[len + 1..]].concat(),
-                _ => return Some(path[..len].to_vec()).filter(|module| !module.is_empty()),
+                _ => return Some(path[..len].to_vec()),
             }
         }
         None
     }
 
+    /// The arrows between files: from the module that names something to the one that defines it.
+    fn between_files(&self) -> BTreeSet<(Module, Module)> {
+        let imported = self.bare.iter().filter(|(_, path)| self.imported.contains_key(path));
+        let arrows = self.named.iter().chain(imported);
+        let arrows = arrows.filter_map(|(from, path)| Some((self.file_of(from), self.defining(path)?)));
+        arrows.filter(|(from, to)| from != to).collect()
+    }
+
+    /// Returns the module that has a file of its own and holds `module`, which may be written inside another one.
+    fn file_of(&self, module: &[String]) -> Module {
+        let len = (1..=module.len()).rev().find(|len| self.modules.contains(&module[..*len])).unwrap_or_default();
+        module[..len].to_vec()
+    }
+
     /// The arrows between modules with the same parent.
-    fn arrows(&self) -> BTreeSet<(Module, Module)> {
+    fn between_siblings(&self) -> BTreeSet<(Module, Module)> {
         let mut arrows = BTreeSet::new();
-        for (from, path) in &self.named {
-            let Some(to) = self.defining(path) else { continue };
+        for (from, to) in self.between_files() {
             let shared = from.iter().zip(&to).take_while(|(here, there)| here == there).count();
             if shared < from.len() && shared < to.len() {
                 arrows.insert((from[..=shared].to_vec(), to[..=shared].to_vec()));
@@ -126,12 +142,15 @@ impl Reader<'_> {
         self.uses.named.push((self.module.clone(), named));
     }
 
-    /// Notes a path that this module imports under a name.
-    fn note_import(&mut self, path: &[String], name: impl ToString) {
+    /// Notes a path that this module imports under a name. A module that passes on what its descendants define does not use them by
+    /// that alone.
+    fn note_import(&mut self, path: &[String], name: impl ToString, passed_on: bool) {
         let name = [&self.module[..], &[name.to_string()]].concat();
         let of = self.resolved(path);
+        if !(passed_on && of.starts_with(&self.module)) {
+            self.note(path);
+        }
         self.uses.imported.insert(name, of);
-        self.note(path);
     }
 
     /// Returns a path as one from the crate's root.
@@ -178,22 +197,24 @@ impl Reader<'_> {
         }
     }
 
-    fn note_tree(&mut self, tree: &syn::UseTree, before: &[String]) {
+    fn note_tree(&mut self, tree: &syn::UseTree, before: &[String], passed_on: bool) {
         let with = |name: &syn::Ident| [before, &[name.to_string()]].concat();
         match tree {
-            syn::UseTree::Path(path) => self.note_tree(&path.tree, &with(&path.ident)),
+            syn::UseTree::Path(path) => self.note_tree(&path.tree, &with(&path.ident), passed_on),
             syn::UseTree::Name(name) if name.ident == "self" => match before.last() {
-                Some(last) => self.note_import(before, last),
+                Some(last) => self.note_import(before, last, passed_on),
                 None => self.note(before),
             },
-            syn::UseTree::Name(name) => self.note_import(&with(&name.ident), &name.ident),
-            syn::UseTree::Rename(name) if name.ident == "self" => self.note_import(before, &name.rename),
-            syn::UseTree::Rename(name) => self.note_import(&with(&name.ident), &name.rename),
+            syn::UseTree::Name(name) => self.note_import(&with(&name.ident), &name.ident, passed_on),
+            syn::UseTree::Rename(name) if name.ident == "self" => self.note_import(before, &name.rename, passed_on),
+            syn::UseTree::Rename(name) => self.note_import(&with(&name.ident), &name.rename, passed_on),
             syn::UseTree::Glob(_) => {
                 self.uses.globs.push(self.module.clone());
                 self.note(before);
             }
-            syn::UseTree::Group(group) => group.items.iter().for_each(|tree| self.note_tree(tree, before)),
+            syn::UseTree::Group(group) => {
+                group.items.iter().for_each(|tree| self.note_tree(tree, before, passed_on));
+            }
         }
     }
 }
@@ -223,14 +244,15 @@ impl<'ast> Visit<'ast> for Reader<'_> {
 
     fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
         if !is_test(&item.attrs) {
-            self.note_tree(&item.tree, &[]);
+            self.note_tree(&item.tree, &[], !matches!(item.vis, syn::Visibility::Inherited));
         }
     }
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
         let names: Vec<_> = path.segments.iter().map(|segment| segment.ident.to_string()).collect();
-        if matches!(&names[0][..], "crate" | "self" | "super") && names.len() > 1 {
-            self.note(&names);
+        match &names[..] {
+            [name] => self.uses.bare.push((self.module.clone(), [&self.module[..], &[name.clone()]].concat())),
+            names => self.note(names),
         }
         visit::visit_path(self, path);
     }
@@ -264,33 +286,74 @@ fn cycle(arrows: &BTreeMap<&str, Vec<&str>>) -> Option<Vec<String>> {
     arrows.keys().find_map(|module| walk(module, arrows, &mut Vec::new(), &mut done))
 }
 
-#[test]
-fn modules_beside_each_other_use_each_other_in_one_direction() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    let mut arrows = BTreeSet::new();
-    for of in crates(root) {
-        let name = |module: Module| format!("{of}/{}", module.join("/"));
-        let uses = Uses::of(&root.join(&of));
-        assert_eq!(uses.globs, Vec::<Module>::new(), "{of}: name what these modules import");
-        arrows.extend(uses.arrows().into_iter().map(|(from, to)| (name(from), name(to))));
-    }
-    arrows.iter().for_each(|(from, to)| println!("{from} -> {to}"));
-    assert!(arrows.len() > 200, "only {} arrows: are all sources found?", arrows.len());
+/// Returns the arrows as names, with the crate's folder before each module. The root module is `lib`.
+fn named(of: &str, arrows: BTreeSet<(Module, Module)>) -> BTreeSet<(String, String)> {
+    let name = |module: Module| format!("{of}/{}", if module.is_empty() { "lib".to_owned() } else { module.join("/") });
+    arrows.into_iter().map(|(from, to)| (name(from), name(to))).collect()
+}
+
+/// Returns a path along `arrows` from a module back to itself, if there is one.
+fn cycle_among(arrows: &BTreeSet<(String, String)>) -> Option<Vec<String>> {
     let mut by_module = BTreeMap::<_, Vec<_>>::new();
     arrows.iter().for_each(|(from, to)| by_module.entry(&from[..]).or_default().push(&to[..]));
+    cycle(&by_module)
+}
+
+#[test]
+fn files_and_modules_beside_each_other_use_each_other_in_one_direction() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let (mut found, mut cycles) = (0, Vec::new());
+    for of in crates(root) {
+        let uses = Uses::of(&root.join(&of));
+        assert_eq!(uses.globs, Vec::<Module>::new(), "{of}: name what these modules import");
+        let between_files = named(&of, uses.between_files());
+        between_files.iter().for_each(|(from, to)| println!("{from} -> {to}"));
+        found += between_files.len();
+        cycles.extend(cycle_among(&between_files));
+        cycles.extend(cycle_among(&named(&of, uses.between_siblings())));
+    }
+    assert!(found > 400, "only {found} arrows: are all sources found?");
     assert_eq!(
-        cycle(&by_module),
-        None,
+        cycles,
+        [] as [Vec<String>; 0],
         "modules use each other in a cycle; move what they share to a module below both"
     );
 }
 
-/// The arrows between the modules of a small crate, as `a -> b`. Each line is a module and its text.
+/// The modules of a small crate. Each line is a module and its text.
+#[cfg(test)]
+fn small(modules: &[(&str, &str)]) -> Uses {
+    let path = |module: &str| module.split("::").filter(|name| !name.is_empty()).map(str::to_owned).collect();
+    Uses::of_texts(modules.iter().map(|(module, text)| (path(module), (*text).to_owned())))
+}
+
+/// Arrows between modules, as `a -> b`.
+#[cfg(test)]
+fn written(arrows: &BTreeSet<(Module, Module)>) -> Vec<String> {
+    arrows.iter().map(|(from, to)| format!("{} -> {}", from.join("::"), to.join("::"))).collect()
+}
+
+/// The arrows between modules of a small crate that have the same parent.
 #[cfg(test)]
 fn arrows_of(modules: &[(&str, &str)]) -> Vec<String> {
-    let path = |module: &str| module.split("::").filter(|name| !name.is_empty()).map(str::to_owned).collect();
-    let uses = Uses::of_texts(modules.iter().map(|(module, text)| (path(module), (*text).to_owned())));
-    uses.arrows().iter().map(|(from, to)| format!("{} -> {}", from.join("::"), to.join("::"))).collect()
+    written(&small(modules).between_siblings())
+}
+
+#[test]
+fn a_file_uses_another_by_naming_what_it_defines_and_not_by_passing_it_on() {
+    let (thing, up) = (("a", "pub struct Thing; pub fn thing() {}"), ("a", "use super::Own; pub struct Thing;"));
+    for (root, child, expected) in [
+        ("mod a; pub use a::Thing;", thing, &[][..]),
+        ("mod a; use a::Thing;", thing, &[" -> a"]),
+        ("mod a; pub use a::Thing; fn f(_: Thing) {}", thing, &[" -> a"]),
+        ("mod a; fn f() { a::thing() }", thing, &[" -> a"]),
+        ("mod a; fn f(a: u8) -> u8 { a }", thing, &[]),
+        ("mod a; pub use a::Thing; pub struct Own;", up, &["a -> "]),
+        ("mod a; use a::Thing; pub struct Own;", up, &[" -> a", "a -> "]),
+        ("mod a; mod inner { pub(super) fn f(_: super::a::Thing) {} }", thing, &[" -> a"]),
+    ] {
+        assert_eq!(written(&small(&[("", root), child]).between_files()), expected, "{root}");
+    }
 }
 
 #[test]
