@@ -17,6 +17,7 @@ use hyper::{
     body::Incoming,
     header::{CONNECTION, EXPECT, HeaderValue},
 };
+use masque::request::is_ping;
 use pacing::path::PathStats;
 use role::{
     access::served::Served,
@@ -35,7 +36,7 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use crate::{
     connection::{self, ConnectionTerms, HttpVersion, KeptBody, OpenRequest, Patience},
     departure::Departure,
-    gateway::{Asker, Exchange, Gateway, ResponseBody, TcpExchange},
+    gateway::{Asker, Exchange, Gateway, ResponseBody, TcpExchange, acknowledge},
     message,
     metrics::GatewayMetrics,
     newcomers::{Newcomer, Newcomers},
@@ -227,7 +228,12 @@ impl Hall {
         let kept = open.clone();
         // In its own task, which notices that the client is gone and then ends the engine's work.
         tokio::spawn(async move {
-            on_served(gateway.serve(Exchange::Tcp(exchange), &head, &classes, &asker).await);
+            let exchange = Exchange::Tcp(exchange);
+            if is_ping(&head) {
+                acknowledge(exchange).await;
+            } else {
+                on_served(gateway.serve(exchange, &head, &classes, &asker).await);
+            }
             drop(open);
         });
         let (head, answer) = awaited.answer().await?;
@@ -248,46 +254,67 @@ mod tests {
     use tokio::{
         io::{AsyncReadExt as _, AsyncWriteExt as _},
         net::TcpListener,
+        sync::mpsc,
     };
 
     use super::*;
     use crate::{learned::Learned, routes::tests::model, tenants::tests::key};
 
-    /// A listener of a gateway that knows the key "sk-1" and takes bodies of up to 1000 bytes.
-    fn hall() -> Arc<Hall> {
+    /// A listener of a gateway that knows the key "sk-1" and takes bodies of up to 1000 bytes, and the operations of ended requests.
+    fn hall() -> (Arc<Hall>, mpsc::UnboundedReceiver<&'static str>) {
         let classes =
             Classes::new(Policy::default(), PolicyRole::Relay, &ClassMetrics::default(), |_| ClassMarks::default());
         let (models, keys) = (vec![model("large", 100, None)], vec![key()]);
         let settings = GatewaySettings { models, keys, max_body_bytes: 1_000, ..GatewaySettings::default() };
         let shared = (Default::default(), &Arc::default());
         let gateway = Gateway::new(&settings, &classes, shared, (&Learned::default(), None)).unwrap();
-        let (classes, (ends, ending)) = (Arc::new(classes), watch::channel(false));
-        Arc::new(Hall {
+        let (classes, (ends, ending), (ended, served)) =
+            (Arc::new(classes), watch::channel(false), mpsc::unbounded_channel());
+        let hall = Hall {
             shown: ShownCertificate::new(None),
             listener: ([127, 0, 0, 1], 80).into(),
             idle: Duration::from_secs(60),
             source: Arc::new(move || Some((gateway.clone(), classes.clone()))),
-            // The listener goes on as long as the sender lives.
-            on_served: Arc::new(move |_| _ = ends.receiver_count()),
+            on_served: Arc::new(move |request| {
+                // The listener goes on as long as the sender lives.
+                _ = ends.receiver_count();
+                _ = ended.send(request.operation);
+            }),
             metrics: GatewayMetrics::default(),
             ending,
             is_cut: Arc::default(),
             newcomers: Newcomers::new(4, 4),
-        })
+        };
+        (Arc::new(hall), served)
+    }
+
+    /// Sends these bytes to a listener; returns all that it sends.
+    async fn converse(hall: Arc<Hall>, bytes: &[u8]) -> io::Result<String> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let mut client = TcpStream::connect(listener.local_addr()?).await?;
+        let (stream, from) = listener.accept().await?;
+        tokio::spawn(hall.welcome(stream, from));
+        client.write_all(bytes).await?;
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).await?;
+        Ok(answer)
     }
 
     /// Sends a request with these fields and, without waiting, these bytes of its body; returns all that the gateway sends.
     async fn send(fields: &str, body: &[u8]) -> io::Result<String> {
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
-        let mut client = TcpStream::connect(listener.local_addr()?).await?;
-        let (stream, from) = listener.accept().await?;
-        tokio::spawn(hall().welcome(stream, from));
         let head = format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\n{fields}\r\n\r\n");
-        client.write_all(head.as_bytes()).await?;
-        client.write_all(body).await?;
-        let mut answer = String::new();
-        client.read_to_string(&mut answer).await?;
-        Ok(answer)
+        converse(hall().0, &[head.as_bytes(), body].concat()).await
+    }
+
+    #[tokio::test]
+    async fn a_request_for_nothing_is_accepted_without_a_key_and_leaves_no_record() {
+        let (hall, mut served) = hall();
+        let requests =
+            "OPTIONS * HTTP/1.1\r\nhost: x\r\n\r\nGET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+        let answers = converse(hall, requests.as_bytes()).await.unwrap();
+        assert!(answers.starts_with("HTTP/1.1 204 No Content\r\n"), "{answers}");
+        assert!(answers.contains("\r\n\r\nHTTP/1.1 200 OK\r\n") && answers.ends_with("ok\n"), "{answers}");
+        assert_eq!((served.recv().await, served.try_recv().ok()), (Some("health"), None));
     }
 
     #[tokio::test]

@@ -53,6 +53,7 @@ mod silence;
 mod tests;
 mod tries;
 
+pub(crate) use self::own::acknowledge;
 use self::{body::Bodies, held_events::HoldLimits, model::Model};
 pub use self::{
     caller::Asker,

@@ -40,6 +40,14 @@ impl Model {
     }
 }
 
+/// Accepts a request that asks for nothing (`OPTIONS *`, RFC 9110 §9.3.7): with it, edges ask whether their credentials are refused, and a
+/// proxy may pass it on.
+pub(crate) async fn acknowledge(mut exchange: Exchange) {
+    if exchange.respond(&ResponseHead { status: 204, fields: Vec::new() }).await.is_ok() {
+        exchange.end(Ended::Whole, ANSWER_TIMEOUT).await;
+    }
+}
+
 /// Sends a complete answer with content of this kind; without content and its length if the request `is_head` (RFC 9110 §9.3.2).
 async fn respond(
     exchange: &mut Exchange,
