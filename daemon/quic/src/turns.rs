@@ -144,6 +144,15 @@ impl Turns {
         }
     }
 
+    /// Whether a stream or flow waits for a turn.
+    #[must_use]
+    pub fn contains(&self, kind: TurnKind, name: u32) -> bool {
+        match kind {
+            TurnKind::Stream => self.streams.contains(name),
+            TurnKind::Flow => self.flows.contains(name),
+        }
+    }
+
     /// Notes that the last bytes that the ledger counts as handed over belong to a stream of this rank.
     pub fn handed_over(&mut self, rank: Rank, ledger: &Ledger) {
         self.note_progress(ledger.gone_bytes());

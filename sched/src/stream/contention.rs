@@ -1,4 +1,4 @@
-//! What a stream's next byte contends with on a connection whose other streams keep their queues.
+//! Contention on a connection: the bytes ahead of a stream's next byte, and the stream's share of the rate.
 
 use super::{
     clock::{Order, order, weight},
@@ -11,6 +11,8 @@ use super::{
 pub struct Contention {
     /// The bytes of other streams that leave first.
     pub bytes_ahead: u64,
+    /// Whether any other stream has bytes to send, even if all of them leave later.
+    pub is_contended: bool,
     weight: u64,
     weights: u64,
 }
@@ -29,7 +31,9 @@ enum Precedence {
 
 impl Contention {
     /// Returns the contention of a stream of the `own` service, which begins to wait now, with `others`: their services, and how many bytes
-    /// each has queued. A turn has `turn_bytes`. Under [`Discipline::Lottery`], the bytes ahead are those expected in the mean.
+    /// each has queued. A turn has `turn_bytes`; where turns are shorter, fewer bytes are ahead under disciplines with turns. Under
+    /// [`Discipline::Lottery`], the bytes ahead are the expected number.
+    #[must_use]
     pub fn of(
         discipline: Discipline,
         own: &Service,
@@ -40,8 +44,9 @@ impl Contention {
             Order::Share | Order::Draw => weight(own),
             _ => 1,
         };
-        let mut contention = Self { bytes_ahead: 0, weight, weights: weight };
+        let mut contention = Self { bytes_ahead: 0, is_contended: false, weight, weights: weight };
         for (other, bytes) in others.into_iter().filter(|(_, bytes)| *bytes > 0) {
+            contention.is_contended = true;
             let ahead = match precedence(discipline, own, &other) {
                 Precedence::Before => bytes,
                 Precedence::Beside { weight, turns } => {
@@ -56,7 +61,7 @@ impl Contention {
         contention
     }
 
-    /// Returns the stream's share of a rate, rounded up, so that only the share of nothing is 0.
+    /// Returns the stream's share of a rate, rounded up: it is 0 only if the rate is 0.
     #[must_use]
     pub fn share_of(&self, bytes_per_sec: u64) -> u64 {
         let share = (u128::from(bytes_per_sec) * u128::from(self.weight)).div_ceil(u128::from(self.weights));
@@ -76,7 +81,7 @@ fn precedence(discipline: Discipline, own: &Service, other: &Service) -> Precede
         (Order::Priority, _) if own.priority != other.priority => first(other.priority > own.priority),
         (Order::Share, _) => Precedence::Beside { weight: weight(other), turns: 1 },
         (Order::Draw, _) => Precedence::Beside { weight: weight(other), turns: weight(other).div_ceil(weight(own)) },
-        // The other stream came before.
+        // The other stream arrived earlier.
         (Order::Deadline(_), _) => Precedence::Before,
         (Order::Arrival | Order::Priority, _) if !other.incremental => Precedence::Before,
         (Order::Arrival | Order::Priority, _) if own.incremental => Precedence::Beside { weight: 1, turns: 1 },
@@ -148,6 +153,8 @@ mod tests {
         assert_eq!((contention.bytes_ahead, contention.share_of(3_000)), (100 + TURN, 1_000));
         let alone = Contention::of(Discipline::Wfq, &HEAVY, [], TURN);
         assert_eq!((alone.bytes_ahead, alone.share_of(u64::MAX), alone.share_of(0)), (0, u64::MAX, 0));
+        let first = Contention::of(Discipline::Abs, &HIGH, [(PLAIN, 100)], TURN);
+        assert!(contention.is_contended && first.is_contended && !alone.is_contended);
     }
 
     #[test]

@@ -33,7 +33,7 @@ const MOST_TURN_BYTES: u64 = Binding::MOST_BYTES / 2;
 pub struct Ahead {
     /// How many bytes.
     pub bytes: u64,
-    /// How fast they leave: a congestion window in each round trip. 0 if that is not known, or if nothing waits.
+    /// How fast they leave: a congestion window in each round trip. 0 if nothing else waits, because the rate is not known then.
     pub bytes_per_sec: u64,
     /// The share of this rate with which the stream's own bytes then leave, as long as the others have bytes to send.
     pub share_bytes_per_sec: u64,
@@ -154,13 +154,11 @@ impl ScheduledSendStream {
     /// Returns what would leave before a byte that is queued now, and how fast.
     #[must_use]
     pub fn ahead(&self) -> Ahead {
-        let ledger = &self.of.ledger;
-        let contention = self.of.hub.lock().contention(self.name, ledger.turn_bytes(), self.of.now_ns());
+        let (ledger, now_ns) = (&self.of.ledger, self.of.now_ns());
+        let (turn_bytes, bytes_per_sec) = (ledger.turn_bytes(), ledger.bytes_per_sec());
+        let contention = self.of.hub.lock().contention(self.name, turn_bytes, now_ns);
         // A window that nothing fills says nothing about the path.
-        let Some(contention) = contention.filter(|contention| contention.bytes_ahead > 0) else {
-            return Ahead::default();
-        };
-        let bytes_per_sec = ledger.bytes_per_sec();
+        let Some(contention) = contention.filter(|contention| contention.is_contended) else { return Ahead::default() };
         let share_bytes_per_sec = contention.share_of(bytes_per_sec);
         Ahead { bytes: contention.bytes_ahead, bytes_per_sec, share_bytes_per_sec }
     }

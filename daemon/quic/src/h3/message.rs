@@ -210,7 +210,7 @@ impl SendStream {
         self.stream.poll_stopped(cx).map_err(Error::from)
     }
 
-    /// Returns how many bytes of other streams would leave before a byte that is queued now, and how fast.
+    /// Returns what would leave before a byte that is queued now, and how fast.
     #[must_use]
     pub fn ahead(&self) -> Ahead {
         self.stream.ahead()

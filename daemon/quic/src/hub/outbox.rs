@@ -116,10 +116,12 @@ impl Outbox {
         self.queues.iter().flatten().map(|queue| queue.payloads.bytes()).sum()
     }
 
-    /// Returns the service of each flow with payloads, and how many bytes of them wait.
-    pub(super) fn waiting(&self) -> impl Iterator<Item = (Service, u64)> {
-        let waiting = self.queues.iter().flatten().filter(|queue| !queue.payloads.is_empty());
-        waiting.map(|queue| (queue.service(), queue.payloads.bytes() as u64))
+    /// Returns the service of each flow that waits for a turn, and how many bytes its payloads have.
+    pub(super) fn waiting(&self, turns: &Turns) -> impl Iterator<Item = (Service, u64)> {
+        let queues = if turns.waiting(TurnKind::Flow) > 0 { &self.queues[..] } else { &[] };
+        let queues = queues.iter().enumerate().filter_map(|(at, queue)| Some((at, queue.as_ref()?)));
+        let waiting = queues.filter(|(at, _)| turns.contains(TurnKind::Flow, *at as u32));
+        waiting.map(|(_, queue)| (queue.service(), queue.payloads.bytes() as u64))
     }
 
     fn queue(&mut self, slot: u32) -> Option<&mut FlowQueue> {

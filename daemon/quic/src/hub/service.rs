@@ -101,14 +101,17 @@ impl State {
         }
     }
 
-    /// Returns what the stream's next byte contends with: bytes of other streams that were not handed over yet, and tunnels' payloads.
-    /// `None` if there is no such stream.
+    /// Returns the contention of the stream's next byte with bytes of other streams that were not handed over yet, and with payloads of
+    /// tunnels, unless they wait for their peer's permission or for the departure time of their class. `None` if there is no such stream.
     pub(crate) fn contention(&self, name: u32, turn_bytes: u64, now_ns: u64) -> Option<Contention> {
         let own = self.streams.slots.get(name as usize)?.as_ref()?.service_from(now_ns);
         let slots = self.streams.slots.iter().enumerate().filter_map(|(at, slot)| Some((at, slot.as_ref()?)));
-        let others = slots.filter(|(at, slot)| *at != name as usize && !slot.queue.is_empty());
+        let others = slots.filter(|(at, slot)| {
+            *at != name as usize && (slot.buffer_full || self.turns.contains(TurnKind::Stream, *at as u32))
+        });
         let others = others.map(|(_, slot)| (slot.service(), slot.queue.bytes() as u64));
-        Some(Contention::of(self.turns.discipline(), &own, others.chain(self.outbox.waiting()), turn_bytes))
+        let flows = self.outbox.waiting(&self.turns);
+        Some(Contention::of(self.turns.discipline(), &own, others.chain(flows), turn_bytes))
     }
 
     /// Wakes the streams whose departure time has come; returns the next one.

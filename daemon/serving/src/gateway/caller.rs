@@ -29,20 +29,13 @@ pub struct Asker {
 
 impl Asker {
     /// Returns the state of the path back to the client: the bytes ahead of an answer on these terms, the rate at which the path carries
-    /// them, and the answer's share of it. The rates are at most the rate of the class.
+    /// them, and the answer's share of it, which is at most the rate of the class.
     pub(super) fn path(&self, ahead: Ahead, terms: &Terms) -> ClientPath {
         let smoothed_rtt_ns = self.path.get().smoothed_rtt.unwrap_or_default().as_nanos() as u64;
-        let [bytes_per_sec, share_bytes_per_sec] = [ahead.bytes_per_sec, ahead.share_bytes_per_sec].map(|rate| {
-            let rates = [Some(rate).filter(|rate| *rate > 0), terms.class.policy().rate_down];
-            rates.into_iter().flatten().min().unwrap_or_default()
-        });
-        ClientPath {
-            smoothed_rtt_ns,
-            backlog_bytes: ahead.bytes,
-            bytes_per_sec,
-            share_bytes_per_sec,
-            ..ClientPath::default()
-        }
+        let Ahead { bytes: backlog_bytes, bytes_per_sec, share_bytes_per_sec } = ahead;
+        let shares = [Some(share_bytes_per_sec).filter(|share| *share > 0), terms.class.policy().rate_down];
+        let share_bytes_per_sec = shares.into_iter().flatten().min().unwrap_or_default();
+        ClientPath { smoothed_rtt_ns, backlog_bytes, bytes_per_sec, share_bytes_per_sec, ..ClientPath::default() }
     }
 }
 

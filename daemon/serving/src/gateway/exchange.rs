@@ -58,7 +58,7 @@ impl Exchange {
         }
     }
 
-    /// Returns the bytes of other streams that would leave before a byte sent now.
+    /// Returns what would leave before a byte that is sent now, and how fast; over TCP, nothing is known of that.
     pub(super) fn ahead(&self) -> Ahead {
         match self {
             Self::Stream(request) => request.send.ahead(),

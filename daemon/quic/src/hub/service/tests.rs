@@ -203,3 +203,40 @@ fn a_writer_that_also_asks_for_the_streams_end_is_woken_when_there_is_room() {
         state.wake_stream(name);
     }
 }
+
+#[test]
+fn a_stream_contends_with_what_may_leave_and_not_with_what_waits_for_its_peer_or_its_class() {
+    let mut connection = Connection::new(Discipline::Rr);
+    let (plain, slow) = (terms(|_| ()), terms(|class| class.rate_down = Some(1_000)));
+    let contention = |connection: &Connection, of| connection.hub.lock().contention(of, QUANTUM, 0).unwrap();
+    let own = connection.open(0, &plain, 0);
+    assert!(!contention(&connection, own).is_contended);
+    let [stalled, capped] = [(4, &plain), (8, &slow)].map(|(id, terms)| connection.open(id, terms, 10_000));
+    connection.allow(8, 10_000);
+    let seen = contention(&connection, own);
+    assert_eq!((seen.bytes_ahead, seen.share_of(3_000)), (2 * QUANTUM, 1_000), "nobody knows yet what they wait for");
+    // The first turn finds that the peer allows no bytes of `stalled`; `capped` has one, and then waits for its next departure.
+    assert_eq!(connection.turn(0), Some((capped, QUANTUM)));
+    assert_eq!(connection.turn(0), None);
+    assert!(!contention(&connection, own).is_contended, "{stalled} and {capped} wait");
+
+    // A tunnel's payload takes turns with streams.
+    {
+        let State { turns, outbox, .. } = &mut *connection.hub.lock();
+        let flow = outbox.open(turns, 12, 1_000, plain, Arc::default());
+        outbox.push(turns, flow, 1_000, &[0; 500], 0);
+    }
+    let seen = contention(&connection, own);
+    assert_eq!((seen.bytes_ahead, seen.share_of(3_000)), (500, 1_500));
+}
+
+#[test]
+fn the_deadline_of_a_stream_that_has_not_begun_counts_from_now() {
+    let mut connection = Connection::new(Discipline::Edf { expiry: Expiry::Soft });
+    let [soon, later] = [5, 50].map(|ms| terms(|class| class.deadline = Some(Duration::from_millis(ms))));
+    let waiting = connection.open(0, &later, 10_000);
+    let own = connection.open(4, &soon, 0);
+    let bytes_ahead = |of, now_ns| connection.hub.lock().contention(of, QUANTUM, now_ns).unwrap().bytes_ahead;
+    assert_eq!([0, 44, 46].map(|ms| bytes_ahead(own, ms * MS)), [0, 0, 10_000]);
+    assert_eq!(bytes_ahead(waiting, 0), 0);
+}
