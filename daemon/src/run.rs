@@ -1,4 +1,4 @@
-//! The daemon's life: starts roles, obeys signals, and ends everything in order.
+//! Runs the daemon: claims its state folder, gives up rights, and starts threads and roles.
 //!
 //! Two threads: the main one only moves data; `control` resolves names, listens to netlink and answers scrapes and the
 //! control plane, where a pause delays no packet. A relay with several workers has one more thread for each worker

@@ -1,4 +1,4 @@
-//! Explains the limits of users, and those that classes have as well.
+//! Words for the limits of users, some of which classes have, too.
 
 use crate::{
     quota::{Quota, volume},

@@ -24,15 +24,15 @@ use role::{
 use tokio::sync::Semaphore;
 use uplink::Uplink;
 
-pub use self::service::Shared;
+pub use self::shared::Shared;
 use self::users::ProxyUsers;
 use super::{connect::RelayAccess, roster::LocalEntrance};
 
 pub mod association;
 pub mod http;
 pub mod ranges;
-mod service;
 pub mod session;
+mod shared;
 pub mod socks;
 pub mod users;
 

@@ -1,4 +1,4 @@
-//! What a request's path names: an operation, and perhaps a model.
+//! Paths of requests: the operation that a path names, and the model if there is one.
 
 use super::{error::OpenAiError, operation::Operation};
 

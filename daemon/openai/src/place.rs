@@ -1,4 +1,4 @@
-//! Where a raw value stands in a body.
+//! The position of a raw value in a body.
 
 use std::ops::Range;
 

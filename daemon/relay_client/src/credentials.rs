@@ -1,4 +1,4 @@
-//! What a relay says about the client's credentials.
+//! A relay's verdict on the client's credentials.
 
 use std::{fmt, sync::Arc};
 

@@ -153,7 +153,7 @@ const fn default_margin_percent() -> u16 {
     110
 }
 
-/// Whether a record leaves out a field, because it says nothing.
+/// Whether a field has its default, so that a record leaves it out.
 fn is_default<T: Default + PartialEq>(field: &T) -> bool {
     *field == T::default()
 }

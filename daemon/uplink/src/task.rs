@@ -1,4 +1,4 @@
-//! The task of an uplink: it waits for everything that may need work, and closes connections that are of no more use.
+//! The task of an uplink: it waits for everything that may need work, and closes connections that are no longer needed.
 
 use std::{sync::Arc, time::Duration};
 

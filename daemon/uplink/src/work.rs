@@ -243,7 +243,7 @@ impl Work<'_> {
                 }
                 // A connection that did not answer from its new address is given up: its tunnels move. If there is another path or relay,
                 // the connection is probed until it answers; the new one, too, shows when its path or relay is back, so that a silent one
-                // without tunnels is of no more use. Otherwise each new one would add to them.
+                // without tunnels is no longer needed. Otherwise each new one would add to them.
                 let state = self.uplink.state.borrow();
                 let is_spare = |line: &Line| (line.path_place, line.place) == (path, place) && line.tunnels() == 0;
                 let is_over = |line: &&Arc<Line>| line.is_doubted() && (!is_watched || is_spare(line));

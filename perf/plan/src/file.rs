@@ -27,7 +27,7 @@ pub fn names() -> Result<Vec<String>> {
         .collect())
 }
 
-/// Returns the value of the key `kind` in a plan's text, which every plan has except those with a network.
+/// Returns the value of a plan's key `kind`. Plans with a network have none.
 pub(crate) fn kind(text: &str) -> Result<Option<Value>> {
     Ok(toml::from_str::<Table>(text)?.remove("kind"))
 }

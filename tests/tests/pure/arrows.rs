@@ -1,7 +1,7 @@
-//! Records which modules use which: in every crate, the files use each other without cycles, and so do modules beside each other, each
-//! with everything below it.
+//! Records which modules use which: in every crate, files never use each other in a cycle, nor do sibling modules, each taken with
+//! everything below it.
 //!
-//! A name that a module imports or re-exports counts as a name of the module that defines it. A module that only passes on the names of
+//! A name that a module imports or re-exports counts as a name of the module that defines it. A module that only re-exports the names of
 //! its children does not use them. Paths inside macros count, too. Globs would hide names, so only unit tests may use them. Methods are
 //! not followed to the files with their `impl` blocks.
 //!

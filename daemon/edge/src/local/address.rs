@@ -42,7 +42,7 @@ pub(super) struct LocalAddress {
 }
 
 impl LocalAddress {
-    /// Returns what the tunnels of `forward` share.
+    /// Creates the state that the tunnels of `forward` share.
     ///
     /// # Errors
     /// The system does not accept the socket.

@@ -1,4 +1,4 @@
-//! Why a sender's tunnel no longer exists.
+//! The end of a sender's tunnel, with its reason.
 
 use role::tunnel::TunnelEnd;
 

@@ -1,4 +1,4 @@
-//! What the monitor reports to the data process.
+//! The monitor's notices to the data process.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,4 @@
-//! What the monitor is to do, to which devices.
+//! The monitor's plan: which programs and qdiscs it sets up on which devices.
 
 use config::kernel::Kernel;
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,4 @@
-//! What a request for a place brings: the properties that decide its turn, and the engine where it is served best.
+//! A request's claim to a place at an engine: what decides its turn, and its preferred engine.
 
 use std::sync::Arc;
 

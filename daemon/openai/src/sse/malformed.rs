@@ -1,4 +1,4 @@
-//! Events that end a stream: those without JSON, and those that are too long.
+//! Malformed events, which end a stream: they lack JSON, or they are too long.
 
 /// The maximum size of an event, in bytes.
 pub(super) const MAX_EVENT_BYTES: usize = 1 << 20;

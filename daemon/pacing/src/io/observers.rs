@@ -1,4 +1,4 @@
-//! Where packets are noted on their way to the kernel: the counters here, and the places of other observations.
+//! Observers of packets on their way to the kernel: counters, lateness, recordings and traces.
 
 use std::sync::Arc;
 

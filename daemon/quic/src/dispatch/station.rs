@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::{hub::Hub, ledger::Ledger};
 
-/// The queues of one connection, with the books of what the transport got from them. Clones are of the same connection.
+/// The queues of one connection, with the books of what the transport got from them. Clones share the connection.
 #[derive(Clone)]
 pub(super) struct Station {
     pub(super) hub: Arc<Hub>,

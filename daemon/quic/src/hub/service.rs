@@ -1,4 +1,4 @@
-//! How the streams of one connection are served, each from its beginning to its end: which has the next turn, and how far it goes.
+//! The service of a connection's streams, from the first byte of each to its end: whose turn it is, and how many bytes it takes.
 
 use std::{mem, sync::Arc};
 

@@ -1,4 +1,4 @@
-//! What the lock of a connection guards.
+//! The state that a connection's lock guards.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ impl State {
         }
     }
 
-    /// Goes by another schedule from now on.
+    /// Follows another schedule from now on.
     pub(super) fn go_by(&mut self, schedule: &Schedule) {
         self.turns.reorder(schedule.discipline, schedule.seed);
         self.binding = schedule.binding;

@@ -7,7 +7,7 @@ use rustls::crypto::{
     aws_lc_rs::cipher_suite::{TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256},
 };
 
-/// Returns what all handshakes compute with.
+/// Returns the cryptography of all handshakes.
 pub(super) fn provider() -> Arc<CryptoProvider> {
     let mut provider = aws_lc_rs::default_provider();
     // rustls prefers AES-256 with SHA-384. AES-128 makes packets cheaper, and SHA-256 handshakes. All implementations have this suite (RFC

@@ -1,4 +1,4 @@
-//! What is known about a name: its addresses, or why there are none.
+//! The result of a look-up: the addresses of a name, or why there are none.
 
 use std::{borrow::Cow, net::IpAddr};
 

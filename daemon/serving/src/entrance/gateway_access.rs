@@ -1,4 +1,4 @@
-//! How an edge's requests get to a gateway, as the edge offers it to its entrance.
+//! The interface by which an entrance sends requests to a gateway. The edge implements it.
 
 use std::{future::Future, sync::Arc};
 

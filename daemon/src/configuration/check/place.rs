@@ -1,4 +1,4 @@
-//! The places in the files of a configuration that findings are about.
+//! The positions of findings in the files of a configuration.
 
 use std::path::PathBuf;
 

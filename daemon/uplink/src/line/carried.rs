@@ -1,4 +1,4 @@
-//! What the tunnels and requests of a connection carry.
+//! The traffic of a connection's tunnels and requests.
 
 use std::{sync::Arc, time::Duration};
 

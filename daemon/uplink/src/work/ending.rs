@@ -1,4 +1,4 @@
-//! Connections that are of no more use: their UDP tunnels move to others before they are closed, because a relay
+//! Connections that are no longer needed: their UDP tunnels move to others before they are closed, because a relay
 //! continues a tunnel only while it has the earlier one.
 
 use std::{sync::Arc, time::Duration};

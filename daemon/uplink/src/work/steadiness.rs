@@ -1,4 +1,4 @@
-//! Whether a path has taken tunnels for long enough that tunnels of other paths may go back to it, and which of these are asked.
+//! The steadiness of paths: for how long each has taken tunnels, and which tunnels of other paths are then asked to go back to it.
 
 use std::{sync::Weak, time::Duration};
 

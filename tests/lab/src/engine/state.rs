@@ -1,4 +1,4 @@
-//! What an emulated engine knows while it runs: its pace, its counts, the last request, and what it reports about itself.
+//! The state of an emulated engine that runs: its pace, its counts, the last request, and what it reports about itself.
 
 use std::{
     sync::{

@@ -1,4 +1,4 @@
-//! What a proxy offers to all of its clients: protocols, the way of their traffic to relays, and places that they share.
+//! The state that all clients of a proxy share: its protocols, how it reaches relays, and its limits.
 
 use std::{sync::Arc, time::Duration};
 
