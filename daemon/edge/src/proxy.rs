@@ -6,7 +6,7 @@
 //! | [`session`] | one client's connection, from its first byte on |
 //! | [`ranges`] | answers that may be fetched in ranges, over several paths |
 //! | [`association`] | UDP by SOCKS: a local socket, and a tunnel for each target |
-//! | `service` | what all clients share: the way to relays, and the limits of the proxy |
+//! | `shared` | the state that all clients share: how the proxy reaches relays, and its limits |
 //! | [`users`] | the users that may use it |
 //!
 //! **Invariant:** no code in this module resolves a name.

@@ -142,12 +142,11 @@ impl Reader<'_> {
         self.uses.named.push((self.module.clone(), named));
     }
 
-    /// Notes a path that this module imports under a name. A module that passes on what its descendants define does not use them by
-    /// that alone.
-    fn note_import(&mut self, path: &[String], name: impl ToString, passed_on: bool) {
+    /// Notes a path that this module imports under a name. A module does not use its descendants by re-exporting what they define.
+    fn note_import(&mut self, path: &[String], name: impl ToString, is_reexport: bool) {
         let name = [&self.module[..], &[name.to_string()]].concat();
         let of = self.resolved(path);
-        if !(passed_on && of.starts_with(&self.module)) {
+        if !(is_reexport && of.starts_with(&self.module)) {
             self.note(path);
         }
         self.uses.imported.insert(name, of);
@@ -197,23 +196,23 @@ impl Reader<'_> {
         }
     }
 
-    fn note_tree(&mut self, tree: &syn::UseTree, before: &[String], passed_on: bool) {
+    fn note_tree(&mut self, tree: &syn::UseTree, before: &[String], is_reexport: bool) {
         let with = |name: &syn::Ident| [before, &[name.to_string()]].concat();
         match tree {
-            syn::UseTree::Path(path) => self.note_tree(&path.tree, &with(&path.ident), passed_on),
+            syn::UseTree::Path(path) => self.note_tree(&path.tree, &with(&path.ident), is_reexport),
             syn::UseTree::Name(name) if name.ident == "self" => match before.last() {
-                Some(last) => self.note_import(before, last, passed_on),
+                Some(last) => self.note_import(before, last, is_reexport),
                 None => self.note(before),
             },
-            syn::UseTree::Name(name) => self.note_import(&with(&name.ident), &name.ident, passed_on),
-            syn::UseTree::Rename(name) if name.ident == "self" => self.note_import(before, &name.rename, passed_on),
-            syn::UseTree::Rename(name) => self.note_import(&with(&name.ident), &name.rename, passed_on),
+            syn::UseTree::Name(name) => self.note_import(&with(&name.ident), &name.ident, is_reexport),
+            syn::UseTree::Rename(name) if name.ident == "self" => self.note_import(before, &name.rename, is_reexport),
+            syn::UseTree::Rename(name) => self.note_import(&with(&name.ident), &name.rename, is_reexport),
             syn::UseTree::Glob(_) => {
                 self.uses.globs.push(self.module.clone());
                 self.note(before);
             }
             syn::UseTree::Group(group) => {
-                group.items.iter().for_each(|tree| self.note_tree(tree, before, passed_on));
+                group.items.iter().for_each(|tree| self.note_tree(tree, before, is_reexport));
             }
         }
     }
@@ -340,7 +339,7 @@ fn arrows_of(modules: &[(&str, &str)]) -> Vec<String> {
 }
 
 #[test]
-fn a_file_uses_another_by_naming_what_it_defines_and_not_by_passing_it_on() {
+fn a_file_uses_another_by_naming_what_it_defines_and_not_by_reexporting_it() {
     let (thing, up) = (("a", "pub struct Thing; pub fn thing() {}"), ("a", "use super::Own; pub struct Thing;"));
     for (root, child, expected) in [
         ("mod a; pub use a::Thing;", thing, &[][..]),
@@ -358,9 +357,9 @@ fn a_file_uses_another_by_naming_what_it_defines_and_not_by_passing_it_on() {
 
 #[test]
 fn a_name_that_a_parent_passes_on_is_one_of_the_module_that_defines_it() {
-    for passed_on in ["pub use b::Thing;", "use b::Thing;", "pub(crate) use b::Thing;", "pub use self::b::{Thing};"] {
-        assert_eq!(arrows_of(&[("", passed_on), ("a", "use super::Thing;"), ("b", "")]), ["a -> b"], "{passed_on}");
-        assert_eq!(arrows_of(&[("", passed_on), ("a", "fn f(_: crate::Thing) {}"), ("b", "")]), ["a -> b"]);
+    for is_reexport in ["pub use b::Thing;", "use b::Thing;", "pub(crate) use b::Thing;", "pub use self::b::{Thing};"] {
+        assert_eq!(arrows_of(&[("", is_reexport), ("a", "use super::Thing;"), ("b", "")]), ["a -> b"], "{is_reexport}");
+        assert_eq!(arrows_of(&[("", is_reexport), ("a", "fn f(_: crate::Thing) {}"), ("b", "")]), ["a -> b"]);
     }
     let renamed = [("", "pub use b::Thing as Other;"), ("a", "use super::Other;"), ("b", "")];
     assert_eq!(arrows_of(&renamed), ["a -> b"]);
