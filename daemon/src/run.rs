@@ -32,6 +32,7 @@ use crate::{activation::Activation, log, parts::Parts, workers};
 
 mod announce;
 mod daemon;
+mod enforce;
 mod fronts;
 mod gateway_role;
 mod lessons;

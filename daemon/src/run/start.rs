@@ -41,7 +41,7 @@ use crate::{
     log::LogControl,
     metrics::Metrics,
     parts::Parts,
-    policy::{self, Enforce, Policies},
+    policy::{self, Policies},
     watchdog::Watchdog,
     workers::{Steering, WorkerSockets},
 };
@@ -130,40 +130,6 @@ impl Daemon {
         let role = RelayRole::new(&self.config, settings, &self.parts, &self.runtime, secret, gateway).await?;
         self.relay = Some(role);
         Ok(sockets)
-    }
-
-    /// Returns the functions that put a policy in force in the kernel and in all roles.
-    fn enforce(&self) -> Enforce {
-        let (parts, entrance_classes) = (self.parts.clone(), self.entrance_classes.clone());
-        let relay = self.relay.as_ref().map(|role| role.relay.clone());
-        let (kernel, gateway) = (parts.kernel.clone(), self.gateway.in_force.clone());
-        Enforce {
-            kernel: Box::new(move |policy| kernel.publish(policy).map_err(|error| format!("{error:#}"))),
-            roles: Box::new(move |policy| {
-                let classes = parts.classes_of(policy, PolicyRole::Relay);
-                gateway.replace_classes(classes.clone());
-                if let Some(relay) = &relay {
-                    relay.replace_classes(classes);
-                }
-                entrance_classes.follow(policy);
-                let exists = |class: &str| policy.id_of(class).is_some();
-                parts.classes.retain(exists);
-                parts.gateway.retain(exists);
-                parts.packets.departures.follow(&policy.names());
-            }),
-        }
-    }
-
-    /// Gives the roles' classes their marks as soon as there are any, if the first monitor was too late or its tc program
-    /// was not loaded.
-    fn mark_late(&self, policies: &Arc<Policies>) {
-        let (kernel, policies) = (self.parts.kernel.clone(), Arc::downgrade(policies));
-        self.runtime.spawn(async move {
-            kernel.marked().await;
-            if let Some(policies) = policies.upgrade() {
-                policies.renew_roles();
-            }
-        });
     }
 
     /// Opens the doors, the page of metrics and, in development mode, the echo.
