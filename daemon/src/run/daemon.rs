@@ -21,7 +21,10 @@ use tokio::{
     time::{Instant, interval_at, timeout},
 };
 
-use super::{gateway_role::GatewayRole, relay_role::RelayRole};
+use super::{
+    gateway_role::GatewayRole,
+    relay_role::{GUARD_REFRESH, RelayRole},
+};
 use crate::{
     certificates::{Certificate, CertificateWarnings, Nearness},
     configuration::files::SeenFiles,
@@ -33,9 +36,6 @@ use crate::{
     watchdog::Watchdog,
     workers::CLOSING,
 };
-
-/// How often the kernel's guard receives this host's addresses.
-const REFRESH: Duration = Duration::from_secs(10);
 
 /// How long paced may take to end after a drain before the service manager kills it.
 const AFTER_DRAIN: Duration = Duration::from_secs(30);
@@ -118,7 +118,7 @@ impl Daemon {
         signals: &mut Signals,
     ) -> Result<()> {
         self.tell_of_certificates();
-        let mut refresh = interval_at(Instant::now() + REFRESH, REFRESH);
+        let mut refresh = interval_at(Instant::now() + GUARD_REFRESH, GUARD_REFRESH);
         loop {
             tokio::select! {
                 _ = refresh.tick() => {

@@ -37,6 +37,9 @@ use crate::{
     workers::{Endpoints, Steering, WorkerSockets},
 };
 
+/// How often the kernel's guard receives this host's addresses.
+pub(super) const GUARD_REFRESH: Duration = Duration::from_secs(10);
+
 /// The state of the role that the daemon keeps while it runs.
 pub(super) struct RelayRole {
     pub(super) relay: Arc<Relay>,
