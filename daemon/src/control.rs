@@ -139,7 +139,7 @@ pub struct Control {
     reloads: mpsc::Sender<Reload>,
     events: broadcast::Sender<Event>,
     /// Places for calls that work with policies.
-    places: Arc<Semaphore>,
+    policy_calls: Arc<Semaphore>,
     watching: stats::Watching,
 }
 
@@ -148,7 +148,7 @@ pub struct Control {
 pub type SharedControl = Arc<dyn Deref<Target = Control> + Send + Sync>;
 
 /// How many calls may work with policies at once.
-const PLACES: usize = 128;
+const POLICY_CALLS: usize = 128;
 
 impl Control {
     /// Returns the control plane of a daemon, which reads its configuration again on each message to `reloads`.
@@ -168,7 +168,7 @@ impl Control {
             facts: ArcSwap::from_pointee(facts),
             reloads,
             events: broadcast::channel(events::QUEUE).0,
-            places: Arc::new(Semaphore::new(PLACES)),
+            policy_calls: Arc::new(Semaphore::new(POLICY_CALLS)),
             watching: stats::Watching::default(),
         })
     }
@@ -347,12 +347,12 @@ impl Control {
     }
 
     /// Works with the policies on a thread that may wait: for the disk, the kernel, or another writer. At most
-    /// [`PLACES`] calls run at once, because each may keep the text of a policy in memory.
+    /// [`POLICY_CALLS`] calls run at once, because each may keep the text of a policy in memory.
     async fn work<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Policies) -> Result<T, PolicyRefusal> + Send + 'static,
     ) -> Result<T, Error> {
-        let place = self.places.clone().try_acquire_owned().map_err(|_| Error::Busy)?;
+        let place = self.policy_calls.clone().try_acquire_owned().map_err(|_| Error::Busy)?;
         let policies = self.policies.clone();
         // The work goes on if the caller leaves, and keeps its place.
         let working = spawn_blocking(move || {
