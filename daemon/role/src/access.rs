@@ -48,7 +48,7 @@ const QUEUE_BYTES: usize = 1 << 20;
 const SUMMARY_BYTES: usize = 4_096;
 
 /// How many records wait for a listener; beyond that, it misses the oldest ones and receives an error.
-const EVENTS: usize = 1024;
+const LISTENER_RECORDS: usize = 1024;
 
 /// How often omitted records are summarised.
 const SUMMARY: Duration = Duration::from_secs(10);
@@ -105,7 +105,7 @@ impl Default for AccessLog {
             queue: Mutex::default(),
             changed: Condvar::new(),
             budget: Mutex::new(RefusalBudget::new(LogSettings::default().access_refusals_per_second)),
-            events: broadcast::channel(EVENTS).0,
+            events: broadcast::channel(LISTENER_RECORDS).0,
             // Budgets begin at one second on this clock.
             started: Instant::now(),
             counters: Counters::default(),
