@@ -9,7 +9,8 @@ use std::{
     },
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
+use config::relay::ListenerSettings;
 use socket2::{Domain, SockRef, Type};
 
 /// The sockets opened for this process.
@@ -55,6 +56,37 @@ impl Activation {
         }
         Ok(found)
     }
+}
+
+/// Sorts the sockets opened for a relay by its listeners. They must be exactly those of the configuration, one per worker for each
+/// listener: a socket without a reader would swallow its share of the packets.
+///
+/// # Errors
+/// A socket is missing, or belongs to no listener; the message says what to change.
+pub(crate) fn by_listener(
+    mut opened: Vec<UdpSocket>,
+    listeners: &[ListenerSettings],
+    workers: u8,
+) -> Result<Vec<Vec<UdpSocket>>> {
+    let mut groups = Vec::new();
+    for ListenerSettings { address, .. } in listeners {
+        let group: Vec<_> =
+            opened.extract_if(.., |socket| socket.local_addr().is_ok_and(|at| at == *address)).collect();
+        ensure!(
+            group.len() == usize::from(workers),
+            "paced.socket opens {} sockets at {address}, and [relay] has workers = {workers}: write \
+             ListenDatagram={address} {workers} times, with ReusePort=yes if that is more than once",
+            group.len()
+        );
+        groups.push(group);
+    }
+    if let Some(other) = opened.first() {
+        bail!(
+            "paced.socket opens {}, which is not a listener of [relay]; remove it from paced.socket, or add a [[relay.listener]]",
+            other.local_addr()?
+        );
+    }
+    Ok(groups)
 }
 
 #[cfg(test)]

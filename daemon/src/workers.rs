@@ -15,7 +15,7 @@ use std::{
 };
 
 use admission::connection_id::{Issuer, Secret};
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result};
 use bpf::steer::Steer;
 use config::{
     relay::{ListenerSettings, RelayLimits},
@@ -33,7 +33,10 @@ use role::bind_error::BindError;
 use s2n_quic_platform::syscall::bind_udp;
 use tokio::{runtime, sync::oneshot, task::JoinSet, time::sleep};
 
-use crate::watchdog::{Watchdog, Watched};
+use crate::{
+    activation,
+    watchdog::{Watchdog, Watched},
+};
 
 /// How long connections have to close, and then their last packets to leave.
 pub(crate) const CLOSING: Duration = Duration::from_millis(50);
@@ -59,7 +62,7 @@ pub fn bind(
 ) -> Result<(WorkerSockets, Steering)> {
     if !opened.is_empty() {
         let why = "paced cannot spread packets over several sockets of paced.socket; write each address once there, and workers = 1 in [relay]";
-        return spread(adopt(listeners, workers, opened)?, secret).context(why);
+        return spread(activation::by_listener(opened, listeners, workers)?, secret).context(why);
     }
     // First without sharing, even if it will be shared: a shared bind would succeed although another program uses the
     // address.
@@ -83,29 +86,6 @@ fn share(listeners: &[ListenerSettings], workers: u8, secret: &Secret) -> Result
         std::iter::once(Ok(first)).chain((1..workers).map(|_| socket(address, true))).collect()
     };
     spread(listeners.iter().map(group).collect::<Result<_>>()?, secret)
-}
-
-/// Sorts opened sockets by listener. Each listener must have one socket per worker.
-fn adopt(listeners: &[ListenerSettings], workers: u8, mut opened: Vec<UdpSocket>) -> Result<WorkerSockets> {
-    let mut groups = Vec::new();
-    for ListenerSettings { address, .. } in listeners {
-        let group: Vec<_> =
-            opened.extract_if(.., |socket| socket.local_addr().is_ok_and(|at| at == *address)).collect();
-        ensure!(
-            group.len() == usize::from(workers),
-            "paced.socket opens {} sockets at {address}, and [relay] has workers = {workers}: write \
-             ListenDatagram={address} {workers} times, with ReusePort=yes if that is more than once",
-            group.len()
-        );
-        groups.push(group);
-    }
-    if let Some(other) = opened.first() {
-        bail!(
-            "paced.socket opens {}, which is not a listener of [relay]; remove it from paced.socket, or add a [[relay.listener]]",
-            other.local_addr()?
-        );
-    }
-    Ok(groups)
 }
 
 /// Gives each worker one socket of each group, whose sockets have the same address; steers packets if a group has
