@@ -1,10 +1,10 @@
-//! Errors in the form of the OpenAI API: each with its status, its code, and when to try again; and how much they repeat of a client's text.
+//! Errors in the form of the OpenAI API: each with its status, its code, and when to try again.
 
 use bytes::{Bytes, BytesMut};
 use masque::request::Refusal;
 use serde_json::json;
 
-use super::operation::Operation;
+use super::{excerpt::excerpt, operation::Operation};
 
 /// Why no engine answers a request; the client gets each as an error in the form of the API.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -105,16 +105,6 @@ pub enum OpenAiError {
 
 /// The seconds after which a client may try again, if no better time is known.
 const RETRY_AFTER_S: u32 = 1;
-
-/// How much of a client's own text errors and records repeat, in bytes. A body may consist of one long name, and errors and records do
-/// not count against the bound on bodies.
-const EXCERPT_BYTES: usize = 256;
-
-/// Returns the beginning of a client's text, for errors and records: at most 256 bytes, in whole letters.
-#[must_use]
-pub fn excerpt(text: &str) -> &str {
-    text.get(..text.floor_char_boundary(EXCERPT_BYTES)).unwrap_or_default()
-}
 
 impl OpenAiError {
     /// Returns the error of a request that names a model that does not exist.

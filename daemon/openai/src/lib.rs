@@ -9,14 +9,12 @@ use serde_json::value::RawValue;
 
 use self::place::place;
 pub use self::{
-    error::{OpenAiError, excerpt},
-    operation::Operation,
-    path::model_name,
-    renamed::RenamedBody,
+    error::OpenAiError, excerpt::excerpt, operation::Operation, path::model_name, renamed::RenamedBody,
     usage_option::UsageOption,
 };
 
 mod error;
+mod excerpt;
 mod operation;
 mod path;
 mod place;
