@@ -4,6 +4,12 @@
 
 use std::collections::BTreeMap;
 
+/// The quantum of messages that wait here: waking for each costs more than `fq` does.
+pub const HOLD_QUANTUM_NS: u64 = 1_000_000;
+
+/// Bytes that may wait here for their departure. At the horizon of 2 ms this is 16 Gbit/s.
+pub const HOLD_BYTES: usize = 4 << 20;
+
 /// A queue ordered by departure, bounded in bytes.
 #[derive(Debug)]
 pub struct Hold<T> {

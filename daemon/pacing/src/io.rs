@@ -43,9 +43,9 @@ pub use self::{
     observers::{IoCounters, PacketObservers},
 };
 use super::{
-    buffers::{Larger, size_buffers},
     monotonic::LoopClock,
     room::RoomWait,
+    socket_buffers::{Larger, size_buffers},
 };
 
 /// Settings for the socket that packets leave through.

@@ -5,7 +5,6 @@
 //! that may leave together become one message (GSO), and `fq` releases it (`SO_TXTIME`); where the device does not keep
 //! departures, messages wait in this process.
 
-pub mod buffers;
 pub mod class_key;
 pub mod descriptor;
 mod hold;
@@ -16,3 +15,4 @@ pub mod pacer;
 pub mod path;
 pub mod qlog;
 pub mod room;
+pub mod socket_buffers;

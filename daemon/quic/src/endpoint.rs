@@ -16,8 +16,8 @@ use admission::{
 use anyhow::{Context as _, Result, anyhow};
 use masque::h3::Role;
 use pacing::{
-    buffers::{Larger, size_buffers},
     io::{PacketObservers, Provider, SocketSettings, device::Devices},
+    socket_buffers::{Larger, size_buffers},
 };
 use s2n_quic::{
     Client, Server,

@@ -30,7 +30,7 @@ use super::{
 };
 use crate::{
     class_key::ClassKey,
-    hold::Hold,
+    hold::{HOLD_BYTES, HOLD_QUANTUM_NS, Hold},
     label,
     monotonic::{self, Timer},
     pacer::{Group, GroupLimits},
@@ -63,12 +63,6 @@ pub struct Forming {
     /// The mark of packets that have none of their own.
     pub mark: Option<u32>,
 }
-
-/// The quantum of messages that wait here: waking for each costs more than `fq` does.
-const HOLD_QUANTUM_NS: u64 = 1_000_000;
-
-/// Bytes that may wait here for their departure. At the horizon of 2 ms this is 16 Gbit/s.
-const HOLD_BYTES: usize = 4 << 20;
 
 /// Bytes that the transport may write between two flushes to the kernel.
 const ARENA_BYTES: usize = 256 * 1024;

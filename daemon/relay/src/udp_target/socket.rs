@@ -10,9 +10,9 @@ use std::{
 };
 
 use pacing::{
-    buffers::{Larger, size_buffers},
     descriptor::{set_option, watch},
     room::RoomWait,
+    socket_buffers::{Larger, size_buffers},
 };
 use quinn_udp::{TransportErrorPayload, UdpSockRef, UdpSocketState};
 use rustix::net::sockopt::{Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery, set_ip_mtu_discover, set_ipv6_mtu_discover};

@@ -163,7 +163,7 @@ mod tests {
             let (socket, most) = (socket(), buffer.most().unwrap());
             // Half as much again as the limit allows, of which every process may ask for more.
             if !buffer.force(&socket, most / 4 * 3) {
-                crate::io::skipped("buffers::tests", "only root may exceed the limit of the kernel");
+                crate::io::skipped("socket_buffers::tests", "only root may exceed the limit of the kernel");
                 return;
             }
             let before = (buffer.size)(&socket).unwrap();
