@@ -36,11 +36,12 @@ use tokio::io::{Interest, unix::AsyncFd};
 
 use self::keeper::Started;
 pub use self::{
+    doubled::doubled,
     notice::{How, MonitorNotice, PartOutcome},
     plan::{KernelPart, Plan, Program},
-    stacked::doubled,
 };
 
+mod doubled;
 mod held;
 mod keeper;
 mod ledger;
@@ -50,7 +51,6 @@ mod notice;
 mod plan;
 mod qdisc;
 pub mod rights;
-mod stacked;
 mod wait;
 
 /// The subcommand of `paced` that runs the keeper. It is internal: its standard input must be a socket.

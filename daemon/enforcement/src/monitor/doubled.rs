@@ -1,4 +1,4 @@
-//! Planned devices that stand on other planned devices.
+//! Planned devices whose packets would be counted and charged twice, because they stand on other planned devices.
 
 use std::collections::BTreeSet;
 
