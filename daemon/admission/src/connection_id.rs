@@ -11,7 +11,7 @@ use std::{
         Arc,
         atomic::{AtomicU8, Ordering::Relaxed},
     },
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::Duration,
 };
 
 use anyhow::Result;
@@ -24,7 +24,11 @@ pub use self::{
     reset::ResetTokens,
     secret::Secret,
 };
-use self::{keys::sip_hash, reset::Resets, secret::random};
+use self::{
+    keys::{CONFIGS, LIFETIME, config_of, generation_now, since_epoch, sip_hash},
+    reset::Resets,
+    secret::random,
+};
 
 mod address;
 mod keys;
@@ -32,16 +36,7 @@ mod reset;
 mod secret;
 
 impl Secret {
-    /// Returns, by config, the keys of connection IDs for programs that judge them: the keys that peers may use now, and the
-    /// next one, so that a caller that asks once a week is never behind.
-    #[must_use]
-    pub fn connection_id_keys<K: From<Keys>>(&self) -> [(u8, K); 3] {
-        let now = generation_now();
-        [now, now.saturating_sub(1), now + 1]
-            .map(|generation| (config_of(generation), Keys::new(self, generation).into()))
-    }
-
-    /// Returns the key of the stamps in address tokens, which such programs judge as well.
+    /// Returns the key of the stamps in address tokens, which the kernel's programs judge as well.
     #[must_use]
     pub fn stamp_key(&self) -> StampKey {
         StampKey(self.key("address token stamp", b""))
@@ -122,30 +117,6 @@ impl Issuer {
         let key = self.secret.key("address token", self.listener.to_string().as_bytes());
         AddressTokens::new(&key, self.secret.stamp_key(), || since_epoch().as_secs())
     }
-}
-
-/// How long a connection ID may be in use before QUIC asks the peer to retire it. Keys stay in use for longer, so no
-/// connection uses a key older than the previous one. s2n-quic allows a day at most.
-const LIFETIME: Duration = Duration::from_secs(24 * 3_600);
-
-/// How long connection IDs are made with one key.
-const GENERATION: Duration = Duration::from_secs(7 * 24 * 3_600);
-
-fn generation_now() -> u64 {
-    since_epoch().as_secs() / GENERATION.as_secs()
-}
-
-fn since_epoch() -> Duration {
-    // A clock before 1970 is not set; the keys of its first week are as good as any others.
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
-}
-
-/// The number of configs: QUIC-LB reserves the value 7 for IDs that cannot be routed.
-const CONFIGS: usize = 7;
-
-/// Returns the config of a generation.
-fn config_of(generation: u64) -> u8 {
-    (generation % CONFIGS as u64) as u8
 }
 
 /// Issues connection IDs for one endpoint.
@@ -308,12 +279,5 @@ mod tests {
         assert_eq!((after.validate(&info, &id), unanswered.get()), (Some(LEN), 0));
         id[3] ^= 1;
         assert_eq!((after.validate(&info, &id), unanswered.get()), (None, 1));
-    }
-
-    #[test]
-    fn no_id_outlives_the_generation_after_its_own() {
-        assert!(LIFETIME < GENERATION);
-        let configs: HashSet<_> = (0..7).map(config_of).collect();
-        assert_eq!(configs, (0..7).collect(), "seven generations pass before a config means another key");
     }
 }

@@ -4,8 +4,12 @@
 //! |---|---|
 //! | [`connection_id`] | connection IDs and address tokens, which the kernel's programs can check, and the tokens of stateless resets |
 //! | [`limits`] | how many clients get in, and what they may use, as numbers |
-//! | [`strangers`] | the places of connections, and the budgets of clients: of strangers, and of users |
+//! | `census` | the connected clients, by prefix, and which clients may connect |
+//! | [`strangers`] | the place of each connection, and the budget of its client while that is a stranger |
+//! | `user_frames` | the bound on the frames of a user |
 
+mod census;
 pub mod connection_id;
 pub mod limits;
 pub mod strangers;
+mod user_frames;

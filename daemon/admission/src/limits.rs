@@ -54,7 +54,7 @@ impl Default for StrangerTerms {
     }
 }
 
-/// How many frames and capsules a user may send within a second. [`UserFrames`](super::strangers::UserFrames) says which of them are free.
+/// How many frames and capsules a user may send within a second. [`UserFrames`](super::user_frames::UserFrames) says which of them are free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameRates {
     /// Over all of its connections.

@@ -16,9 +16,6 @@
 //!
 //! A user has one bound here: on the frames and capsules within a second, of which 16 for each packet do not count ([`UserFrames`]). The
 //! connection that exceeds the bound ends with H3_EXCESSIVE_LOAD.
-//!
-//! A prefix is known while one of its users is connected, and then for as long as it is among the last [`REMEMBERED`]
-//! prefixes whose users have left. This counts prefixes, not time: the module reads no clock.
 
 use std::{
     fmt,
@@ -36,21 +33,21 @@ use prometheus_client::metrics::counter::Counter;
 
 pub use self::{
     budget::Budget,
-    census::{AddressPrefix, AdmissionVerdict, REMEMBERED},
     frame_counts::{PacketFrames, StreamFrames},
-    frames::UserFrames,
 };
-use self::{
+pub use super::{
+    census::{AddressPrefix, AdmissionVerdict, REMEMBERED},
+    limits::Limit,
+    user_frames::UserFrames,
+};
+use super::{
     census::{Census, Origin},
-    frames::FramesBound,
+    limits::{AdmissionLimits, FrameRates, StrangerTerms},
+    user_frames::FramesBound,
 };
-pub use super::limits::Limit;
-use super::limits::{AdmissionLimits, FrameRates, StrangerTerms};
 
 mod budget;
-mod census;
 mod frame_counts;
-mod frames;
 
 /// Counts that a limit was reached.
 pub type Hits = Box<dyn Fn(Limit) + Send + Sync>;

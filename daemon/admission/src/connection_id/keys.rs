@@ -1,4 +1,6 @@
-//! The keys of connection IDs, and the labels that they hide.
+//! The keys of connection IDs, when they change, and the labels that they hide.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use siphasher::sip::SipHasher24;
 
@@ -6,6 +8,32 @@ use super::secret::Secret;
 
 /// The length of our connection IDs, in bytes.
 pub const LEN: usize = 12;
+
+/// How long a connection ID may be in use before QUIC asks the peer to retire it. Keys stay in use for longer, so no
+/// connection uses a key older than the previous one. s2n-quic allows a day at most.
+pub(super) const LIFETIME: Duration = Duration::from_secs(24 * 3_600);
+
+/// How long connection IDs are made with one key.
+const GENERATION: Duration = Duration::from_secs(7 * 24 * 3_600);
+
+/// Returns the number of the generation of keys that connection IDs are made with now.
+pub(super) fn generation_now() -> u64 {
+    since_epoch().as_secs() / GENERATION.as_secs()
+}
+
+/// Returns the time since 1970 by this machine's clock.
+pub(super) fn since_epoch() -> Duration {
+    // A clock before 1970 is not set; the keys of its first week are as good as any others.
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+/// The number of configs: QUIC-LB reserves the value 7 for IDs that cannot be routed.
+pub(super) const CONFIGS: usize = 7;
+
+/// Returns the config of a generation.
+pub(super) fn config_of(generation: u64) -> u8 {
+    (generation % CONFIGS as u64) as u8
+}
 
 /// The content of a connection ID, which holders of its key can read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +98,17 @@ impl Keys {
     }
 }
 
+impl Secret {
+    /// Returns, by config, the keys of connection IDs for programs that judge them: the keys that peers may use now, and the
+    /// next one, so that a caller that asks once a week is never behind.
+    #[must_use]
+    pub fn connection_id_keys<K: From<Keys>>(&self) -> [(u8, K); 3] {
+        let now = generation_now();
+        [now, now.saturating_sub(1), now + 1]
+            .map(|generation| (config_of(generation), Keys::new(self, generation).into()))
+    }
+}
+
 impl From<Keys> for [[u8; 16]; 2] {
     /// Returns the keys of tag and mask, in the form that `bpf` takes.
     fn from(Keys { tag, mask }: Keys) -> Self {
@@ -84,6 +123,8 @@ pub(super) fn sip_hash(key: &[u8; 16], bytes: &[u8]) -> [u8; 8] {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::{super::secret::tests::secret, *};
 
     const LABEL: IdLabel = IdLabel { class: 3, worker: 250 };
@@ -106,5 +147,12 @@ mod tests {
             forged[bit / 8] ^= 1 << (bit % 8);
             assert_eq!(keys.open(forged), None, "bit {bit}");
         }
+    }
+
+    #[test]
+    fn no_id_outlives_the_generation_after_its_own() {
+        assert!(LIFETIME < GENERATION);
+        let configs: HashSet<_> = (0..7).map(config_of).collect();
+        assert_eq!(configs, (0..7).collect(), "seven generations pass before a config means another key");
     }
 }

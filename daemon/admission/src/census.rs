@@ -1,4 +1,7 @@
 //! The connected clients, by prefix, and which clients may connect.
+//!
+//! A prefix is known while one of its users is connected, and then for as long as it is among the last [`REMEMBERED`]
+//! prefixes whose users have left. This counts prefixes, not time: the module reads no clock.
 
 use std::{
     collections::{HashMap, VecDeque},
