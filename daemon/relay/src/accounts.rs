@@ -15,7 +15,7 @@ use prometheus_client::{
     registry::Registry,
 };
 use quic::clock::Clock;
-use role::{account::UserAccount, holder::Holder, limits::GaugePlace, month::Month, user_labels::UserLabels};
+use role::{holder::Holder, limits::GaugePlace, month::Month, user_account::UserAccount, user_labels::UserLabels};
 
 /// How many accounts are kept before unused ones are removed.
 const KEPT: usize = 1024;

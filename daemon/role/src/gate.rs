@@ -11,7 +11,7 @@ use quic::{
     clock::{Clock, Sleep},
 };
 
-use super::account::UserAccount;
+use super::user_account::UserAccount;
 
 /// The amount sent at once under a rate: a few packets, however small.
 const CHUNK_BYTES: usize = 4 * 1024;

@@ -3,7 +3,6 @@
 
 pub mod accept;
 pub mod access;
-pub mod account;
 pub mod admitted;
 pub mod bind_error;
 pub mod classes;
@@ -24,5 +23,7 @@ pub mod tcp;
 pub mod traffic;
 pub mod transport;
 pub mod tunnel;
+pub mod unidentified_callers;
+pub mod user_account;
 pub mod user_labels;
 pub mod verbosity;

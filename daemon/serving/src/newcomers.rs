@@ -8,14 +8,14 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use role::accept::Strangers;
+use role::unidentified_callers::UnidentifiedCallers;
 use tokio::sync::oneshot;
 
 /// The maximum number of newcomers at a listener. They never have more than half of its connections.
 const MOST: usize = 256;
 
 /// The newcomers at one listener; `None` once it ends. Dropping a client's sender makes the client leave.
-pub(crate) struct Newcomers(Mutex<Option<Strangers<oneshot::Sender<Infallible>>>>);
+pub(crate) struct Newcomers(Mutex<Option<UnidentifiedCallers<oneshot::Sender<Infallible>>>>);
 
 /// A client that may be evicted until it may stay. Its end frees its place.
 pub(crate) struct Newcomer {
@@ -30,7 +30,7 @@ impl Newcomers {
     /// Returns an empty set for a listener with this maximum of connections. At most `most_from_one` of its newcomers come from one IPv4
     /// address, or one IPv6 /64.
     pub(crate) fn new(max_connections: usize, most_from_one: usize) -> Arc<Self> {
-        Arc::new(Self(Mutex::new(Some(Strangers::new((max_connections / 2).clamp(1, MOST), most_from_one)))))
+        Arc::new(Self(Mutex::new(Some(UnidentifiedCallers::new((max_connections / 2).clamp(1, MOST), most_from_one)))))
     }
 
     /// Adds a client from an address. If there is no room, evicts another one. The receiver closes when the client is evicted, at once if

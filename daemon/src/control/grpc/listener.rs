@@ -15,9 +15,10 @@ use anyhow::{Context as _, Result};
 use arc_swap::ArcSwap;
 use parking_lot::{Mutex, MutexGuard};
 use role::{
-    accept::{self, Acceptor, Strangers},
+    accept::{self, Acceptor},
     expiry::expiry,
     limits::{Gauge, GaugePlace, PerUser},
+    unidentified_callers::UnidentifiedCallers,
 };
 use rustls::ServerConfig;
 use tokio::{
@@ -181,7 +182,7 @@ impl ControlListener {
                     counters,
                     doors,
                     places: CallerPlaces::default(),
-                    strangers: Mutex::new(Strangers::new(HANDSHAKES.0, HANDSHAKES.1)),
+                    unidentified: Mutex::new(UnidentifiedCallers::new(HANDSHAKES.0, HANDSHAKES.1)),
                 });
                 hall.accept(&socket).await;
             }
@@ -268,7 +269,7 @@ struct Hall {
     doors: mpsc::Sender<io::Result<Door>>,
     places: CallerPlaces,
     /// A caller must leave when its sender is dropped.
-    strangers: Mutex<Strangers<oneshot::Sender<Infallible>>>,
+    unidentified: Mutex<UnidentifiedCallers<oneshot::Sender<Infallible>>>,
 }
 
 impl Hall {
@@ -278,14 +279,14 @@ impl Hall {
             let (stream, address) = acceptor.next(|| socket.accept()).await;
             let (stay, leave) = oneshot::channel();
             // Dropping the sender tells an evicted caller's task to end.
-            let (number, _evicted) = self.strangers().enter(address.ip(), stay);
+            let (number, _evicted) = self.unidentified().enter(address.ip(), stay);
             let hall = self.clone();
             tokio::spawn(async move {
                 let greeted = tokio::select! {
                     greeted = timeout(HANDSHAKE, hall.greet(stream)) => greeted.unwrap_or(Err("timeout")),
                     _ = leave => Err("crowded"),
                 };
-                hall.strangers().leave(number);
+                hall.unidentified().leave(number);
                 hall.counters.handshake(greeted.as_ref().err().copied().unwrap_or("completed"));
                 match greeted {
                     Ok(door) => _ = hall.doors.send(Ok(door)).await,
@@ -311,8 +312,8 @@ impl Hall {
         Ok(Door::new(Box::new(stream), peer, (place, stay), self.counters.clone()))
     }
 
-    fn strangers(&self) -> MutexGuard<'_, Strangers<oneshot::Sender<Infallible>>> {
-        self.strangers.lock()
+    fn unidentified(&self) -> MutexGuard<'_, UnidentifiedCallers<oneshot::Sender<Infallible>>> {
+        self.unidentified.lock()
     }
 }
 
