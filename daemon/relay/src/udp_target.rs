@@ -27,9 +27,9 @@
 //!
 //! An idle tunnel owns a descriptor and its registration, but no buffer: receive buffers belong to the thread.
 
-mod buffers;
 pub mod reachability;
 mod receive;
+mod receive_memory;
 mod share;
 mod socket;
 #[cfg(test)]

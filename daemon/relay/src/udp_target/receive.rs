@@ -9,8 +9,8 @@ use quinn_udp::{RecvMeta, UdpSockRef};
 
 use super::{
     TargetError,
-    buffers::{Buffers, MESSAGE_STRIDE_BYTES, MESSAGES, with_buffers},
     reachability::Reachability,
+    receive_memory::{Buffers, MESSAGE_STRIDE_BYTES, MESSAGES, with_buffers},
     socket::UdpTarget,
 };
 

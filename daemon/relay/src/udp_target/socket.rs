@@ -24,8 +24,8 @@ use tokio::{
 
 use super::{
     TargetError,
-    buffers::with_socket_state,
     reachability::Reachability,
+    receive_memory::with_socket_state,
     share::{Share, TargetOrigin},
 };
 
