@@ -47,8 +47,8 @@ use self::{error::application_code, peer::Peer, signal::Signals};
 use super::{
     datagrams::Sender,
     dispatch::{Dispatcher, Driver},
-    endpoint::stream_windows,
     events::{ConnectionState, frames_clock},
+    flow_control::stream_windows,
     stirred::Stirred,
     stopped::StoppedReaders,
 };

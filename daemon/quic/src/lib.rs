@@ -15,6 +15,7 @@ mod departure;
 pub mod dispatch;
 pub mod endpoint;
 pub mod events;
+pub mod flow_control;
 pub mod h3;
 mod hub;
 pub mod ledger;

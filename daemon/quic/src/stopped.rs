@@ -91,7 +91,7 @@ mod tests {
     use masque::h3::Role;
 
     use super::*;
-    use crate::endpoint::stream_windows;
+    use crate::flow_control::stream_windows;
 
     fn ends(reader: &StoppedReader) -> bool {
         reader.poll_has_to_end(&mut Context::from_waker(noop_waker_ref())).is_ready()

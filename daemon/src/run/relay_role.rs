@@ -19,6 +19,7 @@ use enforcement::Tables;
 use quic::{
     class::PolicyRole,
     endpoint::Transport,
+    flow_control::requests_for,
     tls::{self, ServerTls},
 };
 use relay::{
@@ -125,7 +126,7 @@ impl RelayRole {
         self.number_classes(&parts.kernel);
         let transport = Transport {
             idle_timeout: limits.connection_idle,
-            max_requests: Transport::requests_for(limits.tunnels_per_connection),
+            max_requests: requests_for(limits.tunnels_per_connection),
             // The clients keep their connections alive, or let them time out.
             keep_alive: None,
             ..transport

@@ -19,7 +19,7 @@ use lab::{
 use masque::{request::check_udp_response, tunnel::Form};
 use quic::{
     class::{ClassMetrics, PolicyRole, Terms},
-    endpoint::Transport,
+    flow_control::requests_for,
 };
 use role::{classes::Classes, tunnel::UdpTunnel};
 use s2n_quic::provider::io::testing::{Model, spawn, time};
@@ -416,7 +416,7 @@ async fn ask_for(questions: usize, ends: Ends) {
 #[test]
 fn a_client_that_opens_and_closes_tunnels_for_ever_is_never_short_of_streams() {
     let seconds: usize = std::env::var("PACED_SOAK_SECONDS").map_or(15, |seconds| seconds.parse().unwrap());
-    let streams = Transport::requests_for(config::relay::RelayLimits::default().tunnels_per_connection);
+    let streams = requests_for(config::relay::RelayLimits::default().tunnels_per_connection);
     let soak = move |ends| ask_for(200 * seconds, ends);
     simulate_few_streams(streams, &network(50), SEED, soak).unwrap();
 }

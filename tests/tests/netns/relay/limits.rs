@@ -18,7 +18,7 @@ use masque::{
     target::{Host, Target},
     tunnel::Form,
 };
-use quic::endpoint::Transport;
+use quic::flow_control::requests_for;
 use relay_client::OpenError;
 use tokio::time::timeout;
 
@@ -129,7 +129,7 @@ fn a_user_makes_so_many_requests_a_second_abandoned_ones_too() {
         let opened = abandon_streams(&client, Duration::from_secs(2)).await;
         // Credit for this many streams, and one more after each stream ends. All streams of one second may end at
         // once.
-        let credit = Transport::requests_for(100) as f64;
+        let credit = requests_for(100) as f64;
         let most = credit + PER_SECOND * (1.0 + since.elapsed().as_secs_f64()) + 1.0;
         assert!(opened as f64 > credit && opened as f64 <= most, "{opened} streams, of {most}");
         assert_eq!(tunnel.echo(None, b"goes on").await, b"goes on");
