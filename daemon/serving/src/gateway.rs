@@ -37,6 +37,7 @@ use crate::{
 };
 
 mod answer;
+mod answer_body;
 mod body;
 mod caller;
 mod end;
@@ -46,7 +47,6 @@ mod held_events;
 mod model;
 mod overview;
 mod own;
-mod pieces;
 mod request;
 mod silence;
 #[cfg(test)]

@@ -26,11 +26,11 @@ use tokio::time::{Instant as TokioInstant, timeout, timeout_at};
 
 use super::{
     Gateway, Model,
+    answer_body::AnswerBody,
     end::{Ended, Failure},
     exchange::Exchange,
     failed_try::{EngineRefusal, FailedTry},
     held_events::HeldEvents,
-    pieces::Pieces,
     silence::Silence,
 };
 use crate::{
@@ -301,7 +301,7 @@ impl Pass<'_> {
         let Answering { place, lesson, until, first_token, report, refusal, .. } = by;
         let head = self.response_head(&answer, None);
         // An engine that has begun an answer may still read the prompt, or have the request in its own queue.
-        let mut answer = Pieces::new(answer, Silence::until(*until));
+        let mut answer = AnswerBody::new(answer, Silence::until(*until));
         let events = if self.adds_usage { EventStreamParser::without_usage() } else { EventStreamParser::default() };
         let (mut events, mut is_first_due) = (events, true);
         // `None` once the client's answer has begun.
@@ -434,7 +434,7 @@ impl Pass<'_> {
         let length = answer.body().size_hint().exact();
         let status = answer.status();
         let head = self.response_head(&answer, length);
-        let mut answer = Pieces::new(answer, Silence::new(self.gateway.settings.stall_timeout));
+        let mut answer = AnswerBody::new(answer, Silence::new(self.gateway.settings.stall_timeout));
         let (mut held, mut has_begun) = (BytesMut::new(), false);
         loop {
             answer.silence.begin();

@@ -1,4 +1,4 @@
-//! The pieces of an engine's answer, as they arrive.
+//! The body of an engine's answer, as its pieces arrive: it ends with an error if the engine breaks off or is silent for too long.
 
 use std::{future::poll_fn, pin::Pin, task::Poll};
 
@@ -11,14 +11,14 @@ use openai::OpenAiError;
 
 use super::{end::Failure, exchange::Exchange, silence::Silence};
 
-/// An engine's answer, piece by piece.
-pub(super) struct Pieces {
+/// The body of an engine's answer, piece by piece.
+pub(super) struct AnswerBody {
     body: Incoming,
     /// How long the engine may be silent; what ends a silence is for the caller to say.
     pub(super) silence: Silence,
 }
 
-impl Pieces {
+impl AnswerBody {
     /// Takes over an answer that may be silent within this bound.
     pub(super) fn new(answer: Response<Incoming>, silence: Silence) -> Self {
         Self { body: answer.into_body(), silence }
