@@ -250,7 +250,9 @@ impl<'ast> Visit<'ast> for Reader<'_> {
     fn visit_path(&mut self, path: &'ast syn::Path) {
         let names: Vec<_> = path.segments.iter().map(|segment| segment.ident.to_string()).collect();
         match &names[..] {
-            [name] => self.uses.bare.push((self.module.clone(), [&self.module[..], &[name.clone()]].concat())),
+            [name] => {
+                self.uses.bare.push((self.module.clone(), [&self.module[..], std::slice::from_ref(name)].concat()))
+            }
             names => self.note(names),
         }
         visit::visit_path(self, path);
