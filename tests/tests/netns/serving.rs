@@ -12,6 +12,7 @@ use std::{
 mod affinity;
 mod between;
 mod clients;
+mod contention;
 mod edge;
 mod endings;
 mod engines;
