@@ -1,4 +1,5 @@
-//! The registry of all counters and gauges. Each part of the daemon keeps its own counters; [`page`] serves them all.
+//! The registry of all counters and gauges. Each part of the daemon keeps its own counters, `run` decides which series they have, and
+//! [`page`] serves them all.
 
 use std::{fmt, sync::Arc, time::SystemTime};
 

@@ -14,6 +14,8 @@
 //! | requests of a stranger that wait for an answer | H3_REQUEST_REJECTED, which the client may repeat |
 //! | time | the connection ends with H3_NO_ERROR |
 //!
+//! [`census`](crate::census) decides the first four.
+//!
 //! A user has one bound here: on the frames and capsules within a second, of which 16 for each packet do not count ([`UserFrames`]). The
 //! connection that exceeds the bound ends with H3_EXCESSIVE_LOAD.
 

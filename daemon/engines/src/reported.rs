@@ -1,4 +1,5 @@
-//! Engines' reports of their load, in the text format of Prometheus. The names of the metrics identify the kind of engine.
+//! Engines' reports of their load, in the text format of Prometheus. The names of the metrics identify the kind of engine. (Edges read the
+//! reports of gateways, in `edge::balance`.)
 
 /// The requests of an engine, by its own count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -22,7 +22,7 @@ use s2n_quic_core::{
 use s2n_quic_platform::{message::default::Handle, syscall};
 use socket2::Socket;
 
-pub mod departures;
+pub mod departure_metrics;
 pub mod device;
 pub mod distribution;
 pub mod message;

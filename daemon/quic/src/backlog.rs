@@ -1,4 +1,4 @@
-//! The payloads of one tunnel that wait for their turn, and when each of them arrived.
+//! The payloads of one tunnel that wait for their turn, when each of them arrived, and which are dropped because they are late.
 
 use std::{
     collections::VecDeque,

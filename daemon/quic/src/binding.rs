@@ -1,4 +1,4 @@
-//! How early the bytes of streams are bound to an order, by being handed to the transport.
+//! How early the bytes of streams are bound to an order, by being handed to the transport: the low mark.
 
 use std::time::Duration;
 

@@ -4,7 +4,7 @@
 //! QPACK streams, settings, GOAWAY, and requests as they arrive. Each request is then read and written by the code that
 //! holds its [`RecvStream`] and [`SendStream`].
 //!
-//! No clock and no task is started here, so that the same code runs over s2n-quic's simulated network.
+//! No task is started here, and only `events` has a clock, so that the same code runs over s2n-quic's simulated network.
 
 mod client;
 mod error;

@@ -43,7 +43,8 @@ use crate::{
 /// were too large for the path, and to try smaller ones.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(6);
 
-/// How long a relay may take to answer a request: longer than the relay itself may take to resolve a name and to connect.
+/// How long a relay may take to answer a request, including the wait for a place on a connection to it: longer than the relay itself may
+/// take to resolve a name and to connect.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// After how long without success the next address of a relay is tried as well (RFC 8305 §5).

@@ -1,7 +1,7 @@
 //! A client's TCP connection, with HTTP/1.1 or HTTP/2, at an edge or at a gateway's own listener: what the client may send and keep open,
 //! how long it may stop reading, and how the connection ends.
 
-mod taken;
+mod patience;
 
 use std::{
     error::Error,
@@ -31,8 +31,8 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-pub use self::taken::Patience;
-use self::taken::{PatientExecutor, TakenBody, TakenStream};
+pub use self::patience::Patience;
+use self::patience::{PatientExecutor, TakenBody, TakenStream};
 
 /// The maximum of concurrent requests on one HTTP/2 connection.
 const STREAMS: u32 = 128;
@@ -115,7 +115,7 @@ pub(crate) async fn serve<A, F, B, E>(
         let is_untaken = if version == HttpVersion::Two { Arc::default() } else { of_connection.clone() };
         let answer = answer(request, requests.begin(is_untaken.clone()));
         async move {
-            taken::noting_untaken(is_untaken);
+            patience::noting_untaken(is_untaken);
             let taken = if version == HttpVersion::Two { TakenBody::in_parts } else { TakenBody::whole };
             answer.await.map(|answer| answer.map(taken))
         }

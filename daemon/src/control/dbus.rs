@@ -28,11 +28,11 @@ use self::{
         connection_row, engine_row, micros, path_row, request_row, revision_row, tunnel_row, uplink_row,
     },
     submission::submission,
-    watchers::Watchers,
+    watchers::{MAX_WATCHERS, Watchers},
 };
 use super::{
     Caller, Error, Filter, PAGE, PartView, SharedControl, Writers,
-    stats::{MAX_WATCHERS, Statistics, stats_ticks},
+    stats::{Statistics, stats_ticks},
 };
 
 mod bus;

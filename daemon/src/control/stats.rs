@@ -20,9 +20,6 @@ const SHARED: Duration = Duration::from_millis(50);
 /// How many streams of statistics and events a caller may watch at once.
 const WATCHES: usize = 16;
 
-/// How many callers on a bus may watch statistics at once, with one watch each.
-pub(super) const MAX_WATCHERS: usize = 32;
-
 /// The shortest and the longest interval between statistics.
 const INTERVALS: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(3600)];
 

@@ -70,6 +70,7 @@ pub use path::{
     Path, PathTerms,
     changes::{PathChange, PathChanges},
 };
+pub use places::CONNECTIONS;
 pub use placing::OpenTunnel;
 pub use report::{Condition, PathReport};
 pub use resources::UplinkResources;
@@ -77,10 +78,6 @@ use sizes::Sizes;
 pub use standpoint::Standpoint;
 pub use state::Attempts;
 use state::State;
-
-/// The maximum of connections to one relay. All their tunnels together stay below a relay's default limit for one user
-/// (`tunnels_per_user`, 4,096).
-pub const CONNECTIONS: usize = 4;
 
 /// The connections to a relay. Callers request a place with [`Uplink::link`]; [`Uplink::run`] keeps the connections up.
 pub struct Uplink {

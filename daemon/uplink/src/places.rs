@@ -8,6 +8,10 @@ use tokio::time::Instant;
 /// so that closing tunnels do not block new ones.
 pub const MOST: usize = 960;
 
+/// The maximum of connections to one relay. All their tunnels together stay below a relay's default limit for one user
+/// (`tunnels_per_user`, 4,096).
+pub const CONNECTIONS: usize = 4;
+
 /// The time after which a relay that allowed fewer is asked for more again: other tunnels of the same user may have
 /// ended.
 const FORGET: Duration = Duration::from_secs(5);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use prometheus_client::{metrics::counter::Counter, registry::Registry};
 
-use super::{departures::DepartureMetrics, recorder::Recorder};
+use super::{departure_metrics::DepartureMetrics, recorder::Recorder};
 use crate::qlog::Traces;
 
 /// Counters of packets on their way to the kernel.

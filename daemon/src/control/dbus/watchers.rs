@@ -5,7 +5,8 @@ use std::{collections::HashMap, sync::Arc};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use super::super::stats::MAX_WATCHERS;
+/// How many callers on a bus may watch statistics at once, with one watch each.
+pub(super) const MAX_WATCHERS: usize = 32;
 
 /// The callers that watch over one connection to the bus.
 #[derive(Debug, Default)]
