@@ -185,7 +185,7 @@ impl<S: Borrow<str>> fmt::Display for Remedy<'_, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.suggestion {
             Some(suggestion) => write!(f, "did you mean {suggestion}?"),
-            None if self.known.is_empty() => f.write_str("there is none yet; add one, or remove this"),
+            None if self.known.is_empty() => f.write_str("none is defined yet; define it, or remove this key"),
             None => write!(f, "known here: {}", self.known.join(", ")),
         }
     }

@@ -54,7 +54,7 @@ fn transport(transport: &TransportSettings) -> String {
     let keep_alive = keep_alive.map_or("no keep-alive".into(), |every| format!("keep-alive every {every:?}"));
     let departures = match io {
         PacketIo::Paced => {
-            format!("departure times from a round trip of {min_paced_rtt:?} on, in messages of up to {quantum:?}")
+            format!("departure times on round trips of {min_paced_rtt:?} or more, in messages of up to {quantum:?}")
         }
         PacketIo::Stock => "bursts of s2n-quic".into(),
     };
@@ -280,7 +280,7 @@ fn kernel(kernel: &Kernel) -> String {
         return "kernel: enforces nothing".into();
     }
     let arrivals = kernel.arrivals_per_second.filter(|_| kernel.ingress);
-    let shed = arrivals.map(|most| format!("; of more than {most} arrivals a second, lower classes are shed"));
+    let shed = arrivals.map(|most| format!("; lower classes are shed beyond {most} arrivals a second"));
     let guarded = kernel.ingress.then(|| {
         format!(
             "; a second, {} first packets in each lane, {} from one /24 or /56, and {} fragments",
@@ -369,7 +369,7 @@ fn gateway(gateway: &GatewaySettings, now: SystemTime) -> Vec<String> {
 fn serve(serve: &Serve, now: SystemTime) -> Vec<String> {
     let mut lines = vec![format!(
         "serve {}: HTTP for models, through {}{}; bodies of up to {} bytes, {} connections, {}, silent for {:?} at most, \
-         answers untaken for {:?}",
+         clients pause reading for {:?} at most",
         serve.listen,
         serve.through(),
         of_class(serve.class.as_deref()),

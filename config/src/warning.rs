@@ -28,7 +28,8 @@ pub enum Warning {
     OpenProxy(SocketAddr),
     /// Passwords cross a network without encryption.
     #[error(
-        "passwords and targets reach the proxy on {0} without encryption; listen on loopback, or trust the network"
+        "passwords and targets reach the proxy on {0} without encryption; listen on loopback, or on a network that you \
+         trust"
     )]
     PlainProxy(SocketAddr),
     /// Strangers can use the gateway, and prompts cross a network without encryption.
@@ -44,7 +45,8 @@ pub enum Warning {
     },
     /// A rule about a user that no entry names. Counted from 1, through all files.
     #[error(
-        "[[rule]] number {rule} names the user {user:?}, but no [[relay.token]], [[relay.client_certificate]], [[gateway.key]] or [[serve.key]] has that name"
+        "[[rule]] number {rule} names the user {user:?}, but no [[relay.token]], [[relay.client_certificate]], \
+         [[gateway.key]] or [[serve.key]] has that name; correct the name, or add a section with it"
     )]
     UnknownUser {
         /// The rule.
@@ -54,11 +56,12 @@ pub enum Warning {
     },
     /// Tokens that no listener accepts.
     #[error(
-        "there are [[relay.token]], but no listener accepts a token: write auth = \"token\" or \"token-or-certificate\", or remove them"
+        "there are [[relay.token]] sections, but no listener accepts a token; set auth to \"token\" or \
+         \"token-or-certificate\", or remove the sections"
     )]
     UnusedTokens,
     /// Paths that no traffic uses.
-    #[error("there are paths, but no [[forward]], [[proxy]] or [[serve]] whose traffic could use them")]
+    #[error("there are paths, but no [[forward]], [[proxy]] or [[serve]] uses them; add one, or remove the paths")]
     UnusedPaths,
     /// A hop that no connection uses.
     #[error(

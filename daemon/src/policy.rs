@@ -71,7 +71,8 @@ impl Enforce {
     /// Puts the first policy in force. If the kernel refuses it, which is logged, no class has terms there, but the roles use it anyway:
     /// there is no previous policy to return to.
     fn begin(&mut self, policy: &Policy) {
-        (self.kernel)(policy).unwrap_or_else(|error| tracing::warn!("no class has terms in the kernel: {error}"));
+        (self.kernel)(policy)
+            .unwrap_or_else(|error| tracing::warn!("the kernel has no DSCP or rates of classes: {error}"));
         (self.roles)(policy);
     }
 

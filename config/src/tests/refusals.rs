@@ -53,7 +53,7 @@ fn every_refusal_says_where_which_key_what_and_what_instead() {
             "no \"frist\"",
             "did you mean first?",
         ),
-        (&forward("via = \"first\""), "line 5, column 7: forward.via: ", "no \"first\"", "there is none yet"),
+        (&forward("via = \"first\""), "line 5, column 7: forward.via: ", "no \"first\"", "none is defined yet"),
         (
             "[hop.first]\nvia = \"first\"",
             "line 2, column 7: hop.first.via: ",
@@ -210,7 +210,7 @@ fn every_refusal_says_where_which_key_what_and_what_instead() {
             "no \"shraes\"",
             "did you mean shares?",
         ),
-        (&proxy("schedule = \"shares\""), "line ", "there is no \"shares\"", "add one, or remove this"),
+        (&proxy("schedule = \"shares\""), "line ", "there is no \"shares\"", "define it, or remove this key"),
         (
             &(relay("schedule = \"shraes\"\n[schedule.shares]")),
             "line ",

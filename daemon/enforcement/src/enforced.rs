@@ -157,7 +157,7 @@ impl Enforced {
         let of_monitor = |finding: &Finding| match (privileged, privileged.excuse()) {
             (_, Some(excuse)) => Finding { state: Availability::No, why: excuse.into() },
             (Privileged::Running, _) if finding.state == Availability::Yes => {
-                Finding { why: format!("{}; the monitor's", finding.why).into(), ..*finding }
+                Finding { why: format!("{} (in the monitor)", finding.why).into(), ..*finding }
             }
             _ => finding.clone(),
         };
@@ -165,7 +165,7 @@ impl Enforced {
             *part == KernelPart::Ingress && outcome.is_ok()
         };
         let xdp = if self.parts.lock().iter().any(is_attached) {
-            Finding { state: Availability::Yes, why: "programs load and attach; the monitor's".into() }
+            Finding { state: Availability::Yes, why: "programs load and attach (in the monitor)".into() }
         } else {
             of_monitor(&at_start.xdp)
         };

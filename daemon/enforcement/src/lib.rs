@@ -255,11 +255,15 @@ pub fn advice(why: &str) -> &'static str {
 fn permission(tag: Tag) -> Permission {
     let permission = Permission::probe(tag.value()).unwrap_or(Permission { sockets: false, packets: false });
     if !permission.sockets {
-        tracing::warn!("packets to targets are not marked, so the kernel enforces nothing on them: needs CAP_NET_RAW");
+        tracing::warn!(
+            "packets to targets are not marked, so the kernel enforces nothing on them: give paced CAP_NET_RAW \
+             (kernel.conf)"
+        );
     }
     if !permission.packets {
         tracing::warn!(
-            "QUIC packets are not marked, so the kernel enforces nothing on them: needs CAP_NET_RAW, and Linux 6.2"
+            "QUIC packets are not marked, so the kernel enforces nothing on them: marks need CAP_NET_RAW (kernel.conf) \
+             and Linux 6.2"
         );
     }
     permission

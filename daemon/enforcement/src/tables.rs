@@ -102,7 +102,7 @@ impl Tables {
             // A concurrent caller waits for this lock, or has already noted its settings in `wanted`.
             let Wanted { policy, limits, guard } = self.wanted().clone();
             if let Some(Err(error)) = policy.map(|policy| self.publish_to(&mut held, &policy)) {
-                tracing::warn!("no class has terms in the kernel: {error:#}");
+                tracing::warn!("the kernel has no DSCP or rates of classes: {error:#}");
             }
             if let Some(limits) = limits {
                 self.limit_to(&mut held, limits);

@@ -158,7 +158,7 @@ async fn send(arguments: &Arguments) -> Result<Response<Incoming>> {
     if let Some(file) = &arguments.key_file {
         request = request.header("authorization", serving::gateway::read_key(file)?);
     }
-    let request = request.body(Full::new(Bytes::from(body.to_string()))).context("cannot send this class")?;
+    let request = request.body(Full::new(Bytes::from(body.to_string()))).context("write --class in printable ASCII")?;
     let stream = timeout(CONNECTING, TcpStream::connect(authority)).await.unwrap_or_else(|late| Err(late.into()));
     let no_server = |error: String| NoServer { url: arguments.url.to_string(), error };
     let stream = stream.map_err(|error| no_server(error.to_string()))?;

@@ -24,16 +24,16 @@ macro_rules! columns {
 columns! {
     CLASS = "class": "as the policy names it";
     ROLE = "role": "relay: toward clients; edge: toward the relay that it uses";
-    TUNNELS = "tunnels": "that are open";
-    RATE = "rate": "what was sent, in the last second";
+    TUNNELS = "tunnels": "open tunnels";
+    RATE = "rate": "bits sent in the last second";
     SENT = "sent": "bytes of payloads, and of HTTP's frames and fields";
     QUEUE = "queue": "how many payloads waited, on average";
     SOJOURN = "sojourn": "how long sent payloads had waited, on average";
-    DROPPED = "dropped": "payloads: the queue was full, they were late, or had waited", "too long";
-    LATE_PAYLOADS = "late payloads": "were sent after their deadline: give the class more, or the", "others less";
-    LATE_PACKETS = "late packets": "were handed to the kernel more than 0.25 ms after their",
+    DROPPED = "dropped": "payloads dropped because the queue was full, they were late,", "or they had waited too long";
+    LATE_PAYLOADS = "late payloads": "payloads sent after their deadline: give the class more, or", "the others less";
+    LATE_PACKETS = "late packets": "packets handed to the kernel more than 0.25 ms after their",
         "departure: the machine is too busy; see `pacectl trace`";
-    EXPIRED_STREAMS = "expired streams": "were reset because their deadline passed";
+    EXPIRED_STREAMS = "expired streams": "streams reset because their deadline passed";
 }
 
 /// The width of names in a legend: the length of the longest.

@@ -119,8 +119,8 @@ enum Command {
 
 #[derive(Subcommand)]
 enum Edge {
-    /// Moves tunnels to another relay or path of the configuration, and opens new ones there; without either, the edge returns to the order
-    /// of preference and the placement of classes
+    /// Moves tunnels to another configured relay or path, and opens new ones there; without --relay and --path, the
+    /// order of preference and the placement of classes decide again
     Move {
         /// Host and port of the relay, as `pacectl status` shows them
         #[arg(long)]

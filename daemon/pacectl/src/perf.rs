@@ -120,7 +120,7 @@ impl Recording {
         _ = self.perf.kill();
         let said = self.said();
         if ["ermission", "paranoid", "EACCES"].iter().any(|word| said.contains(word)) {
-            return "perf may not observe this as this user: run pacectl as root, or see kernel.perf_event_paranoid"
+            return "this user may not record with perf: run pacectl as root, or lower kernel.perf_event_paranoid"
                 .into();
         }
         let line = said.lines().find(|line| !line.is_empty() && *line != "Error:").unwrap_or("it gave no reason");

@@ -35,8 +35,9 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// A UDP echo server as HOST:PORT [default: in development mode, the echo of `paced run`. For other relays there is none:
-    /// then pacectl checks that the relay answers and admits this client. It requests 0.0.0.0:443, which each relay refuses and records]
+    /// A UDP echo server as HOST:PORT [default: in development mode, the echo of `paced run`. For other relays, pacectl
+    /// only checks that the relay answers and admits this client: it requests 0.0.0.0:443, which each relay refuses and
+    /// records]
     #[arg(value_parser = options::target)]
     target: Option<Target>,
     #[command(flatten)]

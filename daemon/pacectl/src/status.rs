@@ -90,7 +90,7 @@ fn people(status: v1::GetStatusResponse) {
     for of in &status.aliases {
         say!("model         {}: one of {} by {}", of.alias, of.models.join(", "), policy(&of.policy, &of.kind));
         if !of.shadow_kind.is_empty() {
-            say!("              in its shadow {}", policy(&of.shadow, &of.shadow_kind));
+            say!("              shadow policy {}", policy(&of.shadow, &of.shadow_kind));
         }
     }
     say!("workers       {}", status.workers);

@@ -49,14 +49,14 @@ const COLUMNS: [(Column, u16); 8] = [
 /// Explains columns and keys.
 fn help() -> Vec<Line<'static>> {
     let columns = legend(COLUMNS.iter().map(|(column, _)| column)).map(|line| format!("  {line}"));
-    ["Of each class, toward clients or an edge's relay, in the last second:".to_owned()]
+    ["Each class, toward clients or toward an edge's relay, in the last second:".to_owned()]
         .into_iter()
         .chain(columns)
         .chain([
-            "Of each tunnel: \"from\" is its user, at an edge its sender; up is to its target.".to_owned(),
-            "  b bytes  c order of the policy  d dropped  p late payloads  l late packets".to_owned(),
-            "  m engines and requests for models, and back".to_owned(),
-            "  ? again for the tunnels".to_owned(),
+            "Each tunnel: \"from\" is the user, or the sender at an edge; up is to the target.".to_owned(),
+            "  sort by  b bytes  c policy order  d dropped  p late payloads  l late packets".to_owned(),
+            "  m switches to engines and requests for models, and back".to_owned(),
+            "  ? again shows the tunnels".to_owned(),
         ])
         .map(Line::from)
         .collect()

@@ -157,7 +157,10 @@ async fn departures(client: &mut ControlClient, span: Duration) -> Result<(Vec<v
 }
 
 fn people(to: &mut dyn Write, trace: &Trace) -> Result<()> {
-    writeln!(to, "Times are in µs after the decision; the decision is in s after the first.\n")?;
+    writeln!(
+        to,
+        "`decided` is in s since the first; `handed` to `left` are in µs since `decided`, `late` and `no CPU` in µs.\n"
+    )?;
     let first_ns = trace.rows.first().map_or(0, |row| row.decided_ns);
     let row = |row: &Row| {
         let after = |ns: Option<u64>| ns.map_or_else(|| "-".into(), |ns| us(ns as i64 - row.decided_ns as i64));
@@ -201,7 +204,7 @@ fn people(to: &mut dyn Write, trace: &Trace) -> Result<()> {
         writeln!(to, "lost: {} packets' rows, {} events of the kernel", trace.lost_packets, trace.lost_events)?;
     }
     if let Some(refused @ 1..) = trace.refused_payloads {
-        writeln!(to, "{refused} UDP payloads met a full socket buffer on this machine")?;
+        writeln!(to, "this machine dropped {refused} UDP payloads, because receive buffers were full")?;
     }
     if trace.programs.is_empty() {
         writeln!(to, "no program of paced was seen in the kernel")?;

@@ -119,7 +119,7 @@ impl s2n_quic::provider::io::Provider for Provider {
 
         let stamps = message::enable_departures(&socket);
         if let Err(error) = &stamps {
-            tracing::warn!(%error, "no departure times from the kernel: packets wait in this process");
+            tracing::warn!(%error, "the kernel takes no departure times from this socket, so packets wait in paced");
         }
         let mark = settings.mark.filter(|mark| {
             let permitted = socket.set_mark(*mark);

@@ -88,7 +88,7 @@ impl RelayMetrics {
         );
         registry.register(
             "unanswered_packets",
-            "Packets that got no stateless reset, because their connection ID was never issued or provoked too many",
+            "Packets without a stateless reset: paced never issued their connection ID, or it caused too many resets",
             self.unanswered_packets.clone(),
         );
         let help = "Target sockets that could not be given the mark of their class";

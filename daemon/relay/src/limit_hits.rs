@@ -24,7 +24,7 @@ impl LimitHits {
     pub(crate) fn note(&self, limit: &'static str) {
         self.metrics.limit_hit(limit);
         self.told.lock().entry(limit).or_default().note(|unsaid| {
-            tracing::warn!(limit, unsaid, "a configured limit was reached: clients want more than it grants");
+            tracing::warn!(limit, unsaid, "clients reached a configured limit: raise it if they should get more");
         });
     }
 }

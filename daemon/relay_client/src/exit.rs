@@ -76,7 +76,9 @@ impl Exit {
         let local = self.address.unwrap_or(any);
         if local.is_ipv4() != peer.is_ipv4() {
             let [ours, theirs] = [local.is_ipv4(), peer.is_ipv4()].map(|is_v4| if is_v4 { "IPv4" } else { "IPv6" });
-            let message = format!("the path's address {local} is {ours}, but the relay's is {theirs}");
+            let message = format!(
+                "the path's address {local} is {ours}, but the relay's is {theirs}: give the path an {theirs} address"
+            );
             return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
         }
         let socket = Socket::new(Domain::for_address(peer), Type::DGRAM, Some(Protocol::UDP))?;

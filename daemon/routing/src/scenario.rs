@@ -142,7 +142,7 @@ impl Scenario {
         ensure!(!self.requests_per_sec.is_empty(), "requests_per_sec has no rate");
         ensure!(
             self.requests_per_sec.iter().all(is_rate) && is_rate(&self.seconds),
-            "a rate or the time is not above 0"
+            "raise requests_per_sec and seconds above 0"
         );
         let most = self.requests_per_sec.iter().fold(0.0, |most: f64, rate| most.max(*rate)) * self.seconds;
         ensure!(

@@ -250,8 +250,8 @@ fn saved_policy(config: &Config) -> Option<(Named, String)> {
         Err(error) if policy::is_hidden(&error) => return None,
         Err(error) => {
             format!(
-                "the saved policy in {folder} cannot be used. A start puts the policy of the files in force instead, and a running \
-                 paced that uses the saved one refuses to reload until `pacectl policy forget`: {error:#}"
+                "paced cannot use the saved policy in {folder}. It starts with the policy of the files instead; if it \
+                 runs with the saved policy, it refuses to reload until `pacectl policy forget`: {error:#}"
             )
         }
     };

@@ -63,7 +63,7 @@ fn tell(author: &str, changed: &[&str], policy: &PolicyReload) {
             tracing::info!(
                 changed = keys,
                 author,
-                "configuration reloaded: the {place} has replaced the policy of revision {number} by {by}"
+                "configuration reloaded: the {place} has replaced revision {number}, which {by} had set"
             );
         }
         None if policy.is_saved && changed.contains(&change::POLICY) => {

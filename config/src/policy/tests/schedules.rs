@@ -38,7 +38,12 @@ fn every_refusal_of_a_schedule_says_where_what_and_what_instead() {
             "there is no \"shraes\"",
             "did you mean shares?",
         ),
-        ("[[rule]]\nschedule = \"a\"", "line 2, column 12: rule.schedule: ", "there is no \"a\"", "there is none yet"),
+        (
+            "[[rule]]\nschedule = \"a\"",
+            "line 2, column 12: rule.schedule: ",
+            "there is no \"a\"",
+            "none is defined yet",
+        ),
         (
             "[[rule]]\nschedule = 1",
             "line 2, column 12: rule.schedule: ",

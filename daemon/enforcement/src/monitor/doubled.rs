@@ -12,8 +12,8 @@ pub fn doubled<'a>(device: &str, planned: impl IntoIterator<Item = &'a str>) -> 
 fn doubled_by(device: &str, others: &[&str], lower: &BTreeSet<String>) -> Option<String> {
     let below = others.iter().find(|other| lower.contains(**other))?;
     Some(format!(
-        "{device} stands on {below}, which is named too: each packet would be counted and charged twice. Remove {device} from \
-         `devices`, and name the other devices at its bottom, if there are any"
+        "{device} is on top of {below}, which `devices` names too: each packet would be counted and charged twice. \
+         Remove {device} from `devices`; if it has other lower devices, name them"
     ))
 }
 
@@ -25,7 +25,7 @@ mod tests {
     fn only_the_lower_of_two_stacked_devices_gets_programs() {
         let lower = ["bond0", "eth0", "eth1"].map(str::to_owned).into();
         let why = doubled_by("bond0.5", &["eth7", "eth1"], &lower).unwrap();
-        assert!(why.contains("bond0.5 stands on eth1") && why.contains("Remove bond0.5"), "{why}");
+        assert!(why.contains("bond0.5 is on top of eth1") && why.contains("Remove bond0.5"), "{why}");
         assert_eq!(doubled_by("bond0.5", &["eth7"], &lower), None);
         assert_eq!(doubled("lo", ["lo", "eth0"]), None);
     }

@@ -48,7 +48,8 @@ type Arrived = (&'static str, &'static str, fn(&Arrivals) -> u64);
 const ARRIVED: [Arrived; 3] = [
     (
         "kernel_arrived_packets",
-        "Packets that arrived for a class, that of their connection or else of the listener; shed ones too, but no others that were dropped",
+        "Packets that arrived at listeners, by the class of their connection or else of the listener; of dropped \
+         packets, only shed ones count",
         |of| of.packets,
     ),
     ("kernel_arrived_bytes", "Bytes of UDP payload in these packets (kernel_arrived_packets)", |of| of.bytes),

@@ -89,7 +89,7 @@ impl Work<'_> {
                     self.uplink.announce(line, "is slow: moving its tunnels");
                     self.uplink.counters.slow.inc();
                 }
-                SlownessChange::Good => self.uplink.announce(line, "is no longer slow, or there is nowhere else to go"),
+                SlownessChange::Good => self.uplink.announce(line, "is no longer slow, or has no alternative now"),
             }
         }
         for line in over(at, lines) {
