@@ -100,7 +100,7 @@ fn top_shows_classes_and_tunnels_on_a_small_terminal_and_leaves_it_as_it_was() {
         }
         terminal.press("?");
         terminal.wait_for("the meanings of the columns", |lines| {
-            lines.iter().any(|line| line.contains("late packets     were handed"))
+            lines.iter().any(|line| line.contains("late packets     packets handed"))
         });
         terminal.press("?");
         terminal.wait_for("the tunnels to be shown again", |lines| lines.iter().any(|line| line.contains("10.0.2.")));
