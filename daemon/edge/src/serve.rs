@@ -15,7 +15,7 @@ use quic::{
     class::{Membership, Terms},
     h3::{self, Request},
 };
-use relay_client::{FirstRequest, endpoint::ANSWER_TIMEOUT, introduction::CredentialsRefused};
+use relay_client::{FirstRequest, credentials::CredentialsRefused, endpoint::ANSWER_TIMEOUT};
 use role::{
     access::way::Way,
     door::{self, Door},

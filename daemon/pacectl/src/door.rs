@@ -294,7 +294,7 @@ pub(crate) async fn first_pages<T>(
 #[cfg(test)]
 mod tests {
     use masque::request::TunnelRefused;
-    use relay_client::introduction::CredentialsRefused;
+    use relay_client::credentials::CredentialsRefused;
 
     use super::*;
 

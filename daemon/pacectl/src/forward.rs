@@ -21,8 +21,8 @@ use quic::{class::Membership, datagrams::Schedules};
 use relay_client::{
     RelayConnection,
     access::Access,
+    credentials::CredentialsRefused,
     endpoint::{ANSWER_TIMEOUT, Endpoint},
-    introduction::CredentialsRefused,
 };
 use role::{bind_error::BindError, door};
 use serde_json::json;

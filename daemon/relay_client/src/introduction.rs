@@ -6,8 +6,7 @@
 use masque::{h3::Part, request};
 use quic::h3;
 
-use crate::RelayConnection;
-pub use crate::credentials::{CredentialsRefused, CredentialsStanding};
+use crate::{RelayConnection, credentials::CredentialsRefused};
 
 impl RelayConnection {
     /// Sends `OPTIONS *` (RFC 9110 §9.3.7) with the credentials, and waits for the answer. Returns the refusal of the credentials, if

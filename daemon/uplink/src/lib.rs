@@ -38,7 +38,7 @@ use std::{
 
 use futures::future::join_all;
 use parking_lot::Mutex;
-use relay_client::{endpoint::Endpoint, introduction::CredentialsRefused};
+use relay_client::{credentials::CredentialsRefused, endpoint::Endpoint};
 use role::ready;
 use sched::stream::Discipline;
 use tokio::sync::{Notify, watch};
@@ -233,7 +233,7 @@ impl Uplink {
     }
 
     /// Logs that a relay refuses the credentials. Later answers of the same kind are no news (see
-    /// [`CredentialsStanding::note`](relay_client::introduction::CredentialsStanding::note)).
+    /// [`CredentialsStanding::note`](relay_client::credentials::CredentialsStanding::note)).
     pub fn tell_refusal(&self, line: &Line, refused: &CredentialsRefused) {
         let (relay, path) = (&line.way().relay, self.path_name(line));
         let remedy = self.endpoint_of(line).map(Endpoint::remedy).unwrap_or_default();

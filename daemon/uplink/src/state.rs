@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use relay_client::{error::ConnectError, failover::RelayAvailability, introduction::CredentialsRefused};
+use relay_client::{credentials::CredentialsRefused, error::ConnectError, failover::RelayAvailability};
 use tokio::time::Instant;
 
 use super::choice::{Choices, OperatorChoice};

@@ -16,11 +16,11 @@ use masque::h3::Code;
 use quic::h3;
 use relay_client::{
     backoff::random,
+    credentials::CredentialsRefused,
     drive,
     endpoint::{ANSWER_TIMEOUT, Connected, Endpoint, Inside},
     error::ConnectError,
     failover::{Failover, Next},
-    introduction::CredentialsRefused,
 };
 use sched::path::slow::Slowness;
 use tokio::{

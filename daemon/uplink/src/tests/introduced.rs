@@ -9,8 +9,8 @@ use masque::target::Target;
 use quic::{datagrams::Schedules, endpoint::Transport};
 use relay_client::{
     access::{Access, TokenSource},
+    credentials::CredentialsRefused,
     endpoint::Endpoint,
-    introduction::CredentialsRefused,
 };
 use role::ready::{LifeStage, Readiness};
 use test_relay::{Does, TestRelay, eventually};
