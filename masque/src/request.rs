@@ -137,6 +137,12 @@ pub fn ping_request() -> RequestHead {
     }
 }
 
+/// Returns the acceptance of a [`ping_request`].
+#[must_use]
+pub const fn ping_response() -> ResponseHead {
+    ResponseHead { status: 204, fields: Vec::new() }
+}
+
 /// Whether a request asks for nothing (see [`ping_request`]).
 #[must_use]
 pub fn is_ping(head: &RequestHead) -> bool {

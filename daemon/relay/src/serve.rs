@@ -9,7 +9,7 @@ use std::{
 
 use masque::{
     h3::{Code, ResponseHead, Role},
-    request::{TunnelProtocol, accepted},
+    request::{TunnelProtocol, accepted, ping_response},
 };
 use parking_lot::Mutex;
 use quic::{
@@ -263,7 +263,7 @@ async fn open(
         Ok(Decision::Tunnel(admitted)) => *admitted,
         Ok(Decision::Ping) => {
             drop(waiting);
-            let rejected = answer(&mut request, &ResponseHead { status: 204, fields: Vec::new() }, Code::NoError).await;
+            let rejected = answer(&mut request, &ping_response(), Code::NoError).await;
             turn_away(&http, request, rejected).await;
             return None;
         }

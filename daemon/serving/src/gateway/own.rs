@@ -1,7 +1,10 @@
 //! The gateway's own answers, and its own fields of answers.
 
 use bytes::Bytes;
-use masque::h3::{Field, RequestHead, ResponseHead};
+use masque::{
+    h3::{Field, RequestHead, ResponseHead},
+    request::ping_response,
+};
 use openai::{OpenAiError, Operation};
 use tokio::time::timeout;
 
@@ -43,7 +46,7 @@ impl Model {
 /// Accepts a request that asks for nothing (`OPTIONS *`, RFC 9110 §9.3.7): with it, edges ask whether their credentials are refused, and a
 /// proxy may pass it on.
 pub(crate) async fn acknowledge(mut exchange: Exchange) {
-    if exchange.respond(&ResponseHead { status: 204, fields: Vec::new() }).await.is_ok() {
+    if exchange.respond(&ping_response()).await.is_ok() {
         exchange.end(Ended::Whole, ANSWER_TIMEOUT).await;
     }
 }
