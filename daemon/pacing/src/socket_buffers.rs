@@ -41,27 +41,31 @@ struct Buffer {
     is_told: AtomicBool,
 }
 
-static RECEIVE: Buffer = Buffer {
-    name: "receive",
-    sysctl: "net.core.rmem_max",
-    force: |socket, bytes| set_socket_recv_buffer_size_force(socket, bytes),
-    size: Socket::recv_buffer_size,
-    set: Socket::set_recv_buffer_size,
-    most: AtomicUsize::new(0),
-    is_limited: AtomicBool::new(false),
-    is_told: AtomicBool::new(false),
-};
+impl Buffer {
+    const fn new(
+        (name, sysctl): (&'static str, &'static str),
+        force: fn(&Socket, usize) -> rustix::io::Result<()>,
+        size: fn(&Socket) -> io::Result<usize>,
+        set: fn(&Socket, usize) -> io::Result<()>,
+    ) -> Self {
+        let (most, is_limited, is_told) = (AtomicUsize::new(0), AtomicBool::new(false), AtomicBool::new(false));
+        Self { name, sysctl, force, size, set, most, is_limited, is_told }
+    }
+}
 
-static SEND: Buffer = Buffer {
-    name: "send",
-    sysctl: "net.core.wmem_max",
-    force: |socket, bytes| set_socket_send_buffer_size_force(socket, bytes),
-    size: Socket::send_buffer_size,
-    set: Socket::set_send_buffer_size,
-    most: AtomicUsize::new(0),
-    is_limited: AtomicBool::new(false),
-    is_told: AtomicBool::new(false),
-};
+static RECEIVE: Buffer = Buffer::new(
+    ("receive", "net.core.rmem_max"),
+    |socket, bytes| set_socket_recv_buffer_size_force(socket, bytes),
+    Socket::recv_buffer_size,
+    Socket::set_recv_buffer_size,
+);
+
+static SEND: Buffer = Buffer::new(
+    ("send", "net.core.wmem_max"),
+    |socket, bytes| set_socket_send_buffer_size_force(socket, bytes),
+    Socket::send_buffer_size,
+    Socket::set_send_buffer_size,
+);
 
 /// Asks for `receive_bytes` and `send_bytes` of buffers for a socket; `None` leaves a buffer as it is. Where the kernel grants less, a
 /// buffer has the larger of its previous size and of the most that the kernel grants, and the log says so once.
