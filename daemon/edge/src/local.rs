@@ -7,17 +7,23 @@ use std::{
     future::poll_fn,
     io::{self, IoSliceMut},
     net::SocketAddr,
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
 use config::{forward::Forward, targets::Protocol};
 use futures::FutureExt as _;
+use parking_lot::Mutex;
 use quic::{class::Membership, segments::Segments, stirred::either};
-use quinn_udp::{RecvMeta, UdpSockRef};
-use relay_client::{Opened, TunnelSecret};
+use quinn_udp::{RecvMeta, UdpSockRef, UdpSocketState};
+use relay_client::{Opened, TunnelSecret, backoff::Backoff};
 use tokio::{
     io::Interest,
+    net::UdpSocket,
+    sync::Notify,
     task::{AbortHandle, JoinError, JoinSet},
     time::{Instant, MissedTickBehavior, interval, sleep},
 };
@@ -27,6 +33,7 @@ use uplink::{Link, Uplink, places};
 use self::{address::LocalAddress, end::End, opening::Replacement, source::Source};
 use super::{
     connect::OPERATOR,
+    notice::Notice,
     parting::ROUNDS,
     roster::{LocalClient, LocalEntrance, UNSERVED},
     sources::Sources,
@@ -97,7 +104,24 @@ impl Local {
         uplink: Arc<Uplink>,
         entrance: Arc<LocalEntrance>,
     ) -> io::Result<Self> {
-        let shared = Arc::new(LocalAddress::new(socket, forward, membership, uplink, entrance)?);
+        let socket = UdpSocket::from_std(socket)?;
+        let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
+        let shared = Arc::new(LocalAddress {
+            socket,
+            state,
+            target: forward.target.clone(),
+            mode: forward.mode,
+            membership,
+            is_chosen: forward.class.is_some(),
+            uplink,
+            backoff: Mutex::new(Backoff::new(forward.uplink.backoff)),
+            first_wait: forward.uplink.backoff.0,
+            crowding: AtomicUsize::new(0),
+            crowded: Notify::new(),
+            notice: Notice::default(),
+            counters: entrance.counters.clone(),
+            entrance,
+        });
         let sources = Sources::new(MAX_SOURCES);
         let idle = Idle { any: forward.idle, answered: forward.idle_answered.min(forward.idle) };
         Ok(Self { shared, idle, sources, tasks: JoinSet::new() })

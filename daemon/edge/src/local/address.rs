@@ -1,16 +1,15 @@
 //! A local address, as all its tunnels share it: its socket, its target, and the connections to relays that they may use.
 
 use std::{
-    io,
     sync::{Arc, atomic::AtomicUsize},
     time::Duration,
 };
 
-use config::forward::{Forward, TunnelMode};
+use config::forward::TunnelMode;
 use masque::{priority::Priority, target::Target};
 use parking_lot::Mutex;
 use quic::class::{Class, Membership};
-use quinn_udp::{UdpSockRef, UdpSocketState};
+use quinn_udp::UdpSocketState;
 use relay_client::backoff::Backoff;
 use tokio::{net::UdpSocket, sync::Notify, time::Instant};
 use tracing::warn;
@@ -35,44 +34,13 @@ pub(super) struct LocalAddress {
     /// How many senders must leave so that others find a place.
     pub(super) crowding: AtomicUsize,
     pub(super) crowded: Notify,
-    notice: Notice,
+    pub(super) notice: Notice,
     /// Where its tunnels are listed, and refusals are recorded.
     pub(super) entrance: Arc<LocalEntrance>,
     pub(super) counters: Arc<LocalAddressCounters>,
 }
 
 impl LocalAddress {
-    /// Creates the state that the tunnels of `forward` share.
-    ///
-    /// # Errors
-    /// The system does not accept the socket.
-    pub(super) fn new(
-        socket: std::net::UdpSocket,
-        forward: &Forward,
-        membership: Membership,
-        uplink: Arc<Uplink>,
-        entrance: Arc<LocalEntrance>,
-    ) -> io::Result<Self> {
-        let socket = UdpSocket::from_std(socket)?;
-        let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
-        Ok(Self {
-            socket,
-            state,
-            target: forward.target.clone(),
-            mode: forward.mode,
-            membership,
-            is_chosen: forward.class.is_some(),
-            uplink,
-            backoff: Mutex::new(Backoff::new(forward.uplink.backoff)),
-            first_wait: forward.uplink.backoff.0,
-            crowding: AtomicUsize::new(0),
-            crowded: Notify::new(),
-            notice: Notice::default(),
-            counters: entrance.counters.clone(),
-            entrance,
-        })
-    }
-
     /// Returns the priority signal that tells the relay how to rank payloads that it sends back.
     pub(super) fn signal(&self, class: &Class) -> Option<Priority> {
         self.is_chosen.then(|| class.signal())
