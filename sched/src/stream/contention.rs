@@ -18,7 +18,7 @@ pub struct Contention {
 }
 
 /// When another stream, which has bytes to send, gets turns.
-enum Precedence {
+enum Relation {
     /// Until it has nothing left.
     Before,
     /// In between, by its weight; at most so many turns come first.
@@ -47,14 +47,14 @@ impl Contention {
         let mut contention = Self { bytes_ahead: 0, is_contended: false, weight, weights: weight };
         for (other, bytes) in others.into_iter().filter(|(_, bytes)| *bytes > 0) {
             contention.is_contended = true;
-            let ahead = match precedence(discipline, own, &other) {
-                Precedence::Before => bytes,
-                Precedence::Beside { weight, turns } => {
+            let ahead = match relation(discipline, own, &other) {
+                Relation::Before => bytes,
+                Relation::Beside { weight, turns } => {
                     contention.weights += weight;
                     bytes.min(turn_bytes.saturating_mul(turns))
                 }
-                Precedence::Once => bytes.min(turn_bytes),
-                Precedence::After => 0,
+                Relation::Once => bytes.min(turn_bytes),
+                Relation::After => 0,
             };
             contention.bytes_ahead = contention.bytes_ahead.saturating_add(ahead);
         }
@@ -69,23 +69,23 @@ impl Contention {
     }
 }
 
-fn precedence(discipline: Discipline, own: &Service, other: &Service) -> Precedence {
+fn relation(discipline: Discipline, own: &Service, other: &Service) -> Relation {
     let ((own_band, own_order), (band, other_order)) = (order(discipline, own), order(discipline, other));
-    let first = |first: bool| if first { Precedence::Before } else { Precedence::After };
+    let first = |first: bool| if first { Relation::Before } else { Relation::After };
     if own_band != band {
         return first(band < own_band);
     }
     match (own_order, other_order) {
-        (Order::Turns, _) => Precedence::Beside { weight: 1, turns: 1 },
+        (Order::Turns, _) => Relation::Beside { weight: 1, turns: 1 },
         (Order::Deadline(own_ns), Order::Deadline(ns)) if own_ns != ns => first(ns < own_ns),
         (Order::Priority, _) if own.priority != other.priority => first(other.priority > own.priority),
-        (Order::Share, _) => Precedence::Beside { weight: weight(other), turns: 1 },
-        (Order::Draw, _) => Precedence::Beside { weight: weight(other), turns: weight(other).div_ceil(weight(own)) },
+        (Order::Share, _) => Relation::Beside { weight: weight(other), turns: 1 },
+        (Order::Draw, _) => Relation::Beside { weight: weight(other), turns: weight(other).div_ceil(weight(own)) },
         // The other stream arrived earlier.
-        (Order::Deadline(_), _) => Precedence::Before,
-        (Order::Arrival | Order::Priority, _) if !other.incremental => Precedence::Before,
-        (Order::Arrival | Order::Priority, _) if own.incremental => Precedence::Beside { weight: 1, turns: 1 },
-        (Order::Arrival | Order::Priority, _) => Precedence::Once,
+        (Order::Deadline(_), _) => Relation::Before,
+        (Order::Arrival | Order::Priority, _) if !other.incremental => Relation::Before,
+        (Order::Arrival | Order::Priority, _) if own.incremental => Relation::Beside { weight: 1, turns: 1 },
+        (Order::Arrival | Order::Priority, _) => Relation::Once,
     }
 }
 

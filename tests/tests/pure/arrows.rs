@@ -359,9 +359,9 @@ fn a_file_uses_another_by_naming_what_it_defines_and_not_by_reexporting_it() {
 
 #[test]
 fn a_name_that_a_parent_passes_on_is_one_of_the_module_that_defines_it() {
-    for is_reexport in ["pub use b::Thing;", "use b::Thing;", "pub(crate) use b::Thing;", "pub use self::b::{Thing};"] {
-        assert_eq!(arrows_of(&[("", is_reexport), ("a", "use super::Thing;"), ("b", "")]), ["a -> b"], "{is_reexport}");
-        assert_eq!(arrows_of(&[("", is_reexport), ("a", "fn f(_: crate::Thing) {}"), ("b", "")]), ["a -> b"]);
+    for import in ["pub use b::Thing;", "use b::Thing;", "pub(crate) use b::Thing;", "pub use self::b::{Thing};"] {
+        assert_eq!(arrows_of(&[("", import), ("a", "use super::Thing;"), ("b", "")]), ["a -> b"], "{import}");
+        assert_eq!(arrows_of(&[("", import), ("a", "fn f(_: crate::Thing) {}"), ("b", "")]), ["a -> b"]);
     }
     let renamed = [("", "pub use b::Thing as Other;"), ("a", "use super::Other;"), ("b", "")];
     assert_eq!(arrows_of(&renamed), ["a -> b"]);
