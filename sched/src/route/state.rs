@@ -103,7 +103,7 @@ pub struct ClientPath {
     /// The bytes queued on the path ahead of a byte of this request's class. The queue is assumed to be standing: equally
     /// long when the answer comes.
     pub backlog_bytes: u64,
-    /// The rate at which the path carries these bytes; 0 means unknown, and then bytes take no time.
+    /// The rate at which the path carries these bytes; 0 means unknown, and then they take no time.
     pub bytes_per_sec: u64,
     /// The share of that rate with which the answer's own bytes travel; 0 means all of it.
     pub share_bytes_per_sec: u64,
