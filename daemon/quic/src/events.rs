@@ -30,6 +30,7 @@ use s2n_quic::provider::event::{
 use tokio::sync::Notify;
 
 use super::{
+    answers::Answers,
     ledger::account::Account,
     tls::{RefusedCertificate, client_certificates},
 };
@@ -108,8 +109,8 @@ pub struct ConnectionState {
     pub tap: Tap,
     /// Measurements of its path.
     pub path: PathStats,
-    /// The count of packets that arrive.
-    pub heard: Heard,
+    /// Whether the peer answers.
+    pub answers: Answers,
     /// The count of datagrams from addresses to which the transport does not follow its peer.
     pub strays: Strays,
     /// What is known about the peer.
@@ -127,23 +128,6 @@ pub struct ConnectionState {
     address: Option<SocketAddr>,
     /// The peer's certificate, if it was not accepted.
     refused: Option<RefusedCertificate>,
-}
-
-/// How many packets of a connection have arrived and are authentic. Clones follow the same connection.
-#[derive(Clone, Debug, Default)]
-pub struct Heard(Arc<AtomicU64>);
-
-impl Heard {
-    /// Returns the count.
-    #[must_use]
-    pub fn count(&self) -> u64 {
-        self.0.load(Relaxed)
-    }
-
-    fn count_one(&self) {
-        // Only the connection writes.
-        self.0.store(self.count().wrapping_add(1), Relaxed);
-    }
 }
 
 /// Counts datagrams for a connection from addresses to which the transport does not follow its peer: it accepts five
@@ -197,7 +181,8 @@ impl Subscriber for EndpointSubscriber {
         let account = Account::new(is_server);
         let packets = PacketSize::default();
         let tap = Tap::new(packets.clone());
-        let (heard, strays, path) = (Heard::default(), Strays::default(), PathStats::default());
+        let answers = Answers::new(meta.timestamp.duration_since_start());
+        let (strays, path) = (Strays::default(), PathStats::default());
         // A peer that connects to us gets its place once its address is known.
         let (standing, budget) = (ClientStanding::own(), Budget::default());
         ConnectionState {
@@ -208,7 +193,7 @@ impl Subscriber for EndpointSubscriber {
             account,
             tap,
             path,
-            heard,
+            answers,
             strays,
             standing,
             budget,
@@ -253,8 +238,9 @@ impl Subscriber for EndpointSubscriber {
         state.path.received_datagram(event.len.into());
     }
 
-    fn on_packet_sent(&mut self, state: &mut ConnectionState, _: &ConnectionMeta, event: &PacketSent) {
+    fn on_packet_sent(&mut self, state: &mut ConnectionState, meta: &ConnectionMeta, event: &PacketSent) {
         state.path.sent_packet();
+        state.answers.on_departure(|| meta.timestamp.duration_since_start());
         if let Some(log) = state.tap.log() {
             let traced = log.packet_sent(event);
             // Of QUIC packets that share a datagram, the last stands for all.
@@ -263,7 +249,7 @@ impl Subscriber for EndpointSubscriber {
     }
 
     fn on_packet_received(&mut self, state: &mut ConnectionState, meta: &ConnectionMeta, event: &PacketReceived) {
-        state.heard.count_one();
+        state.answers.on_arrival();
         // Only an edge uses the number of missing packets, to choose a form for its tunnels.
         if let (EndpointType::Client { .. }, PacketHeader::OneRtt { number, .. }) =
             (&meta.endpoint_type, &event.packet_header)

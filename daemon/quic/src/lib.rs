@@ -3,6 +3,7 @@
 //! Everything the relay and the client send goes through [`h3`] and [`datagrams`], where it is scheduled by class;
 //! neither of them knows what a tunnel carries.
 
+pub mod answers;
 pub mod application;
 mod backlog;
 pub mod binding;

@@ -21,10 +21,11 @@ use pacing::{
 };
 use parking_lot::Mutex;
 use quic::{
+    answers::Answers,
     carried::{Carrier, Carrying},
     datagrams::{DatagramCounters, Datagrams, QueueLimits, Schedules},
     endpoint::{self, Transport},
-    events::{ConnectionState, Heard},
+    events::ConnectionState,
     h3, tls,
 };
 use s2n_quic::client::Connect;
@@ -131,8 +132,8 @@ pub struct Connected {
     pub connection: h3::HttpConnection,
     /// The size of its packets.
     pub packets: PacketSize,
-    /// Counts the packets that arrive from the relay.
-    pub heard: Heard,
+    /// Whether the relay answers.
+    pub answers: Answers,
     /// What is known of its path.
     pub path: PathStats,
     /// What this and earlier connections have learned of the path.
@@ -339,14 +340,14 @@ impl Endpoint {
         inside: Option<Inside>,
     ) -> Result<Connected, ConnectError> {
         let known = |state: &ConnectionState| {
-            (state.packets.clone(), state.heard.clone(), state.path.clone(), state.tap.clone())
+            (state.packets.clone(), state.answers.clone(), state.path.clone(), state.tap.clone())
         };
-        let (packets, heard, path, tap) = connection.query_event_context(known).unwrap_or_default();
+        let (packets, answers, path, tap) = connection.query_event_context(known).unwrap_or_default();
         let (relay, connection) =
             RelayConnection::start(connection, self.template.clone(), bearer, QUEUES.flow_bytes).await?;
         let relay = RelayConnection { credentials: self.credentials.clone(), ..relay };
         let (exit, experience) = (self.exit.clone(), self.experience.clone());
-        Ok(Connected { relay, connection, packets, heard, path, experience, tap, address, exit, handshake, inside })
+        Ok(Connected { relay, connection, packets, answers, path, experience, tap, address, exit, handshake, inside })
     }
 
     /// Connects through the relay of a hop, which resolves the name.

@@ -16,7 +16,7 @@ use pacing::{
     qlog::Tap,
 };
 use parking_lot::{Mutex, MutexGuard};
-use quic::events::Heard;
+use quic::answers::Answers;
 use relay_client::{RelayConnection, endpoint::Connected, exit::Exit, form::Witness};
 use role::access::way::Way;
 use sched::path::Placed;
@@ -92,7 +92,7 @@ pub struct Line {
     packets: PacketSize,
     /// Reports what the connection learns about its path.
     witness: Witness,
-    heard: Heard,
+    answers: Answers,
     exit: Arc<Exit>,
     way: Way,
     paths: Mutex<Paths>,
@@ -150,7 +150,7 @@ impl Line {
             tap: connected.tap.clone(),
             packets: connected.packets.clone(),
             witness: Witness::new(connected.experience.clone(), connected.path.clone()),
-            heard: connected.heard.clone(),
+            answers: connected.answers.clone(),
             exit: connected.exit.clone(),
             way: Way { relay: connected.relay.origin().to_string().into(), path: connected.exit.path().clone() },
             paths: Mutex::new(Paths::new(connected.exit.source_toward(connected.address))),
@@ -390,7 +390,13 @@ impl Line {
     /// Returns how many packets have arrived.
     #[must_use]
     pub(crate) fn heard(&self) -> u64 {
-        self.heard.count()
+        self.answers.arrived()
+    }
+
+    /// Returns since when an answer has been due, if packets left after the last arrival.
+    #[must_use]
+    pub(crate) fn due_since(&self) -> Option<Instant> {
+        self.answers.due_since()
     }
 
     /// Notes whether there is reason to believe that the relay no longer hears us.

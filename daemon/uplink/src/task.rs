@@ -13,7 +13,6 @@ use super::{
     Uplink,
     line::Line,
     moves::HostNetwork,
-    path::LOOK,
     work::{Step, Work},
 };
 
@@ -27,8 +26,6 @@ impl Uplink {
         self.counters.begin(&self.paths);
         let mut work = Work::new(self);
         work.begin(&moves.borrow_and_update());
-        let mut look = interval(LOOK);
-        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut attempts = FuturesUnordered::new();
         let mut tidy = interval(SPARE / 4);
         tidy.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -58,7 +55,7 @@ impl Uplink {
                         work.goes_away(&line);
                     }
                 }
-                _ = look.tick(), if self.has_alternatives() => work.look(),
+                () = sleep_until(work.look_at), if self.has_alternatives() => work.look(),
                 () = self.wanted.notified() => work.wanted = true,
                 Ok(()) = moves.changed() => {
                     let host = moves.borrow_and_update().clone();

@@ -76,6 +76,8 @@ pub(crate) struct Work<'a> {
     returning: Returning,
     /// The origin of the times of `slowness`.
     start: Instant,
+    /// When to [look](Self::look) next.
+    pub(crate) look_at: Instant,
     /// Which connections answer, if there is another path, relay or gateway.
     pulses: Vec<(Arc<Line>, Pulse)>,
     /// By path and relay: the address that packets to the relay left from at the last change of this host's addresses.
@@ -109,6 +111,7 @@ impl<'a> Work<'a> {
             slowness: uplink.paths.iter().map(|path| vec![Default::default(); path.relays.len()]).collect(),
             returning: Returning::default(),
             start: Instant::now(),
+            look_at: Instant::now(),
             pulses: Vec::new(),
             sources: uplink.paths.iter().map(|path| path.relays.iter().map(Endpoint::source).collect()).collect(),
             devices: uplink.paths.iter().map(|path| vec![None; path.relays.len()]).collect(),
@@ -232,7 +235,7 @@ impl Work<'_> {
                     (leaving, goes)
                 });
                 if is_watched {
-                    let mut pulse = Pulse::new(line.heard(), line.path.get().sent_packets);
+                    let mut pulse = Pulse::new(line.heard());
                     if is_suspect(&self.suspects, (path, place)) {
                         // One answer is not enough. Until there are more, the back-off keeps further attempts apart.
                         failover.failed(place, Instant::now(), random());
@@ -375,7 +378,8 @@ impl Work<'_> {
         self.uplink.state.send_modify(|_| {});
     }
 
-    /// If there is another path, relay or gateway, checks which connections are alive and what they can carry.
+    /// If there is another path, relay or gateway, checks which connections are alive and what they can carry. The next look is due when
+    /// a connection will count as silent, but at the latest after [`LOOK`].
     pub(crate) fn look(&mut self) {
         let now = Instant::now();
         let mut changed = self.look_for_silent(now);
@@ -390,6 +394,8 @@ impl Work<'_> {
         }
         drop(views);
         self.look_for_better(now, &lines);
+        let silent = self.pulses.iter().filter_map(|(_, pulse)| pulse.silent_at()).min();
+        self.look_at = silent.map_or(now + LOOK, |at| at.min(now + LOOK));
         if changed {
             self.uplink.state.send_modify(|_| {});
         }

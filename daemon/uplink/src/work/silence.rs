@@ -23,7 +23,7 @@ impl Work<'_> {
         // From now on, also watch connections from before there was another gateway.
         for line in &self.uplink.state.borrow().lines {
             if !self.pulses.iter().any(|(known, _)| Arc::ptr_eq(known, line)) {
-                let mut pulse = Pulse::new(line.heard(), line.path.get().sent_packets);
+                let mut pulse = Pulse::new(line.heard());
                 if line.is_doubted() {
                     pulse.silence(now);
                 }
@@ -31,11 +31,10 @@ impl Work<'_> {
             }
         }
         for (line, pulse) in &mut self.pulses {
-            let path = line.path.get();
-            let counts = (line.heard(), path.sent_packets);
+            let smoothed_rtt = line.path.get().smoothed_rtt.unwrap_or(line.handshake);
             // A request for a model may wait long for its answer while the connection sends nothing.
-            let is_due = line.requests() > 0;
-            match pulse.look(now, counts, path.smoothed_rtt.unwrap_or(line.handshake), is_due) {
+            let is_awaited = line.requests() > 0;
+            match pulse.look(now, (line.heard(), line.due_since()), smoothed_rtt, is_awaited) {
                 Beat::Same => {}
                 Beat::Ask => line.ping(),
                 Beat::Silent => {
