@@ -2,6 +2,7 @@
 
 mod bpf;
 mod devices;
+mod downloads;
 mod kernel;
 mod pacing;
 mod paths;
