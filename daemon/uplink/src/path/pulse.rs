@@ -42,8 +42,8 @@ pub(crate) struct Pulse {
     heard: u64,
     /// When it was last examined.
     looked: Option<Instant>,
-    /// When it was last examined later than it should have been.
-    late: Option<Instant>,
+    /// If it was examined late while an answer was due: since when that was, and the time from which it counts instead.
+    excused: Option<(Instant, Instant)>,
     /// When it becomes silent unless something is heard; `None` if no answer is due.
     silent_at: Option<Instant>,
     /// Since when it is silent.
@@ -65,7 +65,7 @@ impl Pulse {
         Self {
             heard,
             looked: None,
-            late: None,
+            excused: None,
             silent_at: None,
             silent_since: None,
             asked: None,
@@ -110,9 +110,7 @@ impl Pulse {
         is_awaited: bool,
     ) -> Beat {
         let pause = ASK.max(smoothed_rtt.min(4 * ASK));
-        if self.looked.replace(now).is_some_and(|looked| now.saturating_duration_since(looked) > GRACE) {
-            self.late = Some(now);
-        }
+        let is_late = self.looked.replace(now).is_some_and(|looked| now.saturating_duration_since(looked) > GRACE);
         let news = heard.saturating_sub(std::mem::replace(&mut self.heard, heard));
         let answered = news > 0;
         if let Some((asked, answers)) = self.asked {
@@ -129,8 +127,13 @@ impl Pulse {
             return Beat::Ask;
         }
         let has_stopped = self.has_stopped(now, news, pause);
-        // If this process had to wait for a CPU, an answer may have arrived that it has not read yet.
-        let since = due_since.map(|since| self.late.map_or(since, |late| since.max(late)));
+        // If this process had to wait for a CPU, an answer may have arrived that it has not read yet. That excuses one late look: with a
+        // process that is late each time, no path would ever count as silent.
+        let since = due_since.map(|since| match self.excused {
+            Some((of, from)) if of == since => from,
+            _ if is_late => self.excused.insert((since, now)).1,
+            _ => since,
+        });
         self.silent_at = since.map(|since| since + ROUND_TRIPS * smoothed_rtt + GRACE);
         if self.silent_at.is_none_or(|at| now < at) {
             // Without an answer that is due, nothing but a probe can show whether the peer lives.
@@ -214,6 +217,15 @@ mod tests {
             "it was stopped for two seconds"
         );
         assert_eq!(look(2_195), Beat::Silent);
+    }
+
+    #[test]
+    fn a_process_that_is_always_late_still_finds_a_path_silent() {
+        let (mut pulse, begun) = (Pulse::new(5), Instant::now());
+        let after = |ms| begun + Duration::from_millis(ms);
+        let mut look = |ms| pulse.look(after(ms), (5, due(10, ms).map(after)), RTT, false);
+        assert_eq!([0, 100, 200].map(&mut look), [Beat::Same; 3], "the first late look is excused");
+        assert_eq!(look(300), Beat::Silent, "3 x 40 ms and 75 after 100");
     }
 
     #[test]
