@@ -14,7 +14,7 @@ pub const CONNECTIONS: usize = 4;
 
 /// The time after which a relay that allowed fewer is asked for more again: other tunnels of the same user may have
 /// ended.
-const FORGET: Duration = Duration::from_secs(5);
+pub(crate) const FORGET: Duration = Duration::from_secs(5);
 
 /// The places for tunnels on one connection.
 #[derive(Debug)]

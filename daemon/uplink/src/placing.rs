@@ -12,9 +12,9 @@ use parking_lot::MutexGuard;
 use quic::class::{Class, Membership, Terms};
 use relay_client::{Opened, TunnelSecret, error::ConnectError};
 use sched::path::{PathChoice, Placement, back};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
-use super::{Uplink, state::State};
+use super::{Uplink, places::FORGET, state::State};
 use crate::{
     line::{Line, Link, LinkId},
     path::{PathDemand, PathView},
@@ -251,6 +251,8 @@ impl Uplink {
                     std::future::pending::<()>().await;
                 },
                 () = freed => {}
+                // Nothing else tells that a relay may be asked for more tunnels again than it allowed.
+                () = sleep(FORGET) => {}
             }
         }
     }
