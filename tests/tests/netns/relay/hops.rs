@@ -178,6 +178,40 @@ fn a_first_relay_that_goes_away_properly_is_left_for_another_before_it_has_gone(
     assert!(beside.wait(SOON).unwrap().success());
 }
 
+#[test]
+fn tunnels_move_when_a_new_connection_to_the_first_relay_replaces_one_that_lost_its_address() {
+    lab::ring!(Netns);
+    let hops = Hops::new();
+    let _echo = hops.end.echo(7).unwrap();
+    let edge = hops.edge(Family::V4);
+    let sockets: Vec<_> = (0..4).map(|_| application(&hops.site, LISTEN)).collect();
+    sockets.iter().for_each(|socket| assert_carries(&hops.site, socket, 600));
+    let (client, relay) = (&hops.site.chain.client, &hops.site.chain.relay);
+    client.ip("route add 10.0.1.2/32 dev relay").unwrap();
+    let counts = || Counts::read(client, METRICS).unwrap();
+    let moved = || counts().sum("edge_tunnels_moved_total");
+    let mut address = "10.0.1.1/24".to_owned();
+    // The old connection may still answer before the new one, and then stays.
+    for host in 9..19 {
+        let next = format!("10.0.1.{host}/32");
+        // For a while, the relay cannot answer the new address, so that the edge does not wait for the old connection to follow.
+        relay.ip(&format!("route add blackhole {next}")).unwrap();
+        let attempts = counts().sum("edge_connections_left_total");
+        let cost = watch(&sockets, Duration::from_secs(3), || {
+            client.ip(&format!("address add {next} dev relay\naddress del {address} dev relay")).unwrap();
+            let is_left = || (counts().sum("edge_connections_left_total") > attempts).then_some(());
+            wait_for("the old connection to be left", SOON, is_left).unwrap();
+            relay.ip(&format!("route del blackhole {next}")).unwrap();
+        });
+        figure("the address toward the first relay changes", PAYLOADS, cost.unwrap());
+        address = next;
+        if moved() > 0 {
+            break;
+        }
+    }
+    assert_carry_unbroken(&hops.site, METRICS, &sockets, 4, &edge);
+}
+
 fn assert_tcp_carries(stream: &mut TcpStream) {
     let mut said = [0; 5];
     stream.write_all(b"hello").unwrap();
