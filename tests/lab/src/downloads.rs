@@ -41,6 +41,8 @@ pub enum Ranges {
     Close,
     /// It refuses all but the first.
     Refuse,
+    /// It is too busy for some of them.
+    Limit,
     /// It sends the whole file, and keeps the connection open, although the request asks it to close it.
     Linger,
     /// The same, without telling the length.
@@ -124,8 +126,15 @@ fn answer(mut stream: &TcpStream, service: &Service) -> Option<()> {
         stream.write_all(content).ok()?;
         return (!closes || matches!(ranges, Ranges::Linger | Ranges::Hide)).then_some(());
     };
-    if service.asked.fetch_add(1, Relaxed) > 0 && ranges == Ranges::Refuse {
-        return stream.write_all(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n").ok();
+    let asked = service.asked.fetch_add(1, Relaxed);
+    let refused = match ranges {
+        Ranges::Refuse if asked > 0 => Some("403 Forbidden"),
+        // More often than there are fetchers.
+        Ranges::Limit if (1..10).contains(&asked) => Some("503 Service Unavailable"),
+        _ => None,
+    };
+    if let Some(status) = refused {
+        return stream.write_all(format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n").as_bytes()).ok();
     }
     let shift = usize::from(ranges == Ranges::Misplace);
     let part = content.get(first - shift..=last - shift)?;

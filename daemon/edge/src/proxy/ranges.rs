@@ -10,12 +10,13 @@
 //! The request goes to the server unchanged. If the answer is long, and says that ranges of it can be had, further requests follow over the
 //! other paths. The client receives the head of the first answer, and the bytes in their order.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use masque::target::Target;
 use role::{door::reset, tcp::is_another_request};
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    io::{AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
     net::{
         TcpStream,
         tcp::{ReadHalf, WriteHalf},
@@ -111,13 +112,13 @@ async fn carry(
         if let Some((whole, paths)) = divisible(shared, &first, &head)
             && let Ok(_place) = shared.divided.try_acquire()
         {
-            write.write_all(&first.take(len as u64)).await.ok()?;
+            write_within(write, first.take(len as u64), shared.access.idle).await?;
             return divide(shared, tunnels, first, write, (asked, whole, &paths)).await;
         }
     }
     // The server may keep its connection open after an answer whose length it has told.
     while rest != Some(0) {
-        let mut bytes = first.take(rest.unwrap_or(u64::MAX));
+        let bytes = first.take(rest.unwrap_or(u64::MAX));
         if bytes.is_empty() {
             let has_more = tokio::select! {
                 has_more = first.fill() => has_more,
@@ -131,7 +132,15 @@ async fn carry(
             }
         }
         rest = rest.map(|rest| rest - bytes.len() as u64);
-        write.write_all_buf(&mut bytes).await.ok()?;
+        write_within(write, bytes, shared.access.idle).await?;
+    }
+    Some(())
+}
+
+/// Writes bytes to the client. Returns `None` if its connection is broken, or if it takes nothing for the time `idle`.
+async fn write_within(write: &mut (impl AsyncWrite + Unpin), mut bytes: Bytes, idle: Duration) -> Option<()> {
+    while !bytes.is_empty() {
+        timeout(idle, write.write_buf(&mut bytes)).await.ok()?.ok()?;
     }
     Some(())
 }
@@ -178,7 +187,7 @@ async fn divide(
         }
         tokio::select! {
             bytes = timeout(shared.access.idle, download.next()) => match bytes {
-                Ok(Some(mut bytes)) => write.write_all_buf(&mut bytes).await.ok()?,
+                Ok(Some(bytes)) => write_within(write, bytes, shared.access.idle).await?,
                 Ok(None) => return Some(()),
                 Err(_) => return None,
             },
@@ -198,5 +207,27 @@ async fn divide(
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_may_take_bytes_slowly_but_not_stop() {
+        const IDLE: Duration = Duration::from_secs(60);
+        let (mut ours, mut client) = tokio::io::duplex(16);
+        let reading = tokio::spawn(async move {
+            for _ in 0..4 {
+                tokio::time::sleep(IDLE / 2).await;
+                client.read_exact(&mut [0; 16]).await.unwrap();
+            }
+            client
+        });
+        let bytes = Bytes::from_static(&[7; 64]);
+        assert_eq!(write_within(&mut ours, bytes.clone(), IDLE).await, Some(()), "it takes some each half minute");
+        let _client = reading.await.unwrap();
+        assert_eq!(write_within(&mut ours, bytes, IDLE).await, None, "it takes nothing");
     }
 }

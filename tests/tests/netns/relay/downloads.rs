@@ -95,6 +95,7 @@ fn a_server_that_breaks_its_word_about_ranges_never_causes_wrong_bytes() {
         (Ranges::Misplace, false),
         (Ranges::Break, true),
         (Ranges::Close, true),
+        (Ranges::Limit, true),
     ] {
         server.set(ranges);
         let divided = || counts(site).sum("edge_answers_divided_total");

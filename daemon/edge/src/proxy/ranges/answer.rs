@@ -74,6 +74,12 @@ impl AnswerHead {
         is_divisible.then(|| Some(WholeAnswer { bytes: self.content_bytes?, etag: self.etag.clone()? }))?
     }
 
+    /// Whether the server may serve the same request later (RFC 9110 §15.5.9 and §15.6, RFC 6585 §4, RFC 8470 §5.2).
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        matches!(self.status, 408 | 425 | 429 | 500..=599)
+    }
+
     /// Whether the content is exactly this range of that answer.
     #[must_use]
     pub fn is_range(&self, range: &Range<u64>, of: &WholeAnswer) -> bool {

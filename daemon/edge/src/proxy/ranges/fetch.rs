@@ -22,6 +22,9 @@ const STALL: Duration = Duration::from_secs(10);
 /// The first and the longest wait after a range that did not arrive.
 const WAITS: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(8));
 
+/// How many times in a row a server may say that it is busy before a fetcher gives up: with the waits between, a quarter of a minute.
+const BUSY: usize = 6;
+
 /// How often a fetcher without a range checks whether another one has become slow.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -58,6 +61,8 @@ pub struct Begun {
 enum Failure {
     /// The tunnel, or the connection to the server, ended or fell silent.
     Lost,
+    /// The server says that it cannot serve the request now.
+    Busy,
     /// The server answers with something other than the range.
     Refused,
 }
@@ -122,7 +127,7 @@ impl DividedDownload {
                     }
                 }
                 Err(Failure::Lost) => {}
-                Err(Failure::Refused) => return None,
+                Err(Failure::Busy | Failure::Refused) => return None,
             }
         }
         None
@@ -139,7 +144,7 @@ impl DividedDownload {
         };
         let (head, len) = head.map_err(|_| Failure::Refused)?.ok_or(Failure::Lost)?;
         if !head.is_range(range, &self.whole) {
-            return Err(Failure::Refused);
+            return Err(if head.is_busy() { Failure::Busy } else { Failure::Refused });
         }
         connection.skip(len);
         Ok(Begun { connection, bytes: range.end - range.start, persists: head.persists })
@@ -159,9 +164,9 @@ impl DividedDownload {
         }
     }
 
-    /// Fetches ranges over one path, until aborted, or until the server refuses one. The first one may have `begun`.
+    /// Fetches ranges over one path, until aborted, or until the server refuses one or stays busy. The first one may have `begun`.
     pub async fn fetch(self: Arc<Self>, fetcher: FetcherId, path: usize, mut begun: Option<Begun>) {
-        let (mut kept, mut wait) = (None, WAITS.0);
+        let (mut kept, mut wait, mut busy) = (None, WAITS.0, 0);
         loop {
             let mut current = match begun.take() {
                 Some(begun) => begun,
@@ -170,6 +175,12 @@ impl DividedDownload {
                     match self.ask(fetcher, path, kept.take()).await {
                         Ok(begun) => begun,
                         Err(Failure::Refused) => return,
+                        Err(Failure::Busy) if busy + 1 == BUSY => return,
+                        Err(Failure::Busy) => {
+                            busy += 1;
+                            pause(&mut wait).await;
+                            continue;
+                        }
                         // Servers close connections that were used, and accept new ones at once.
                         Err(Failure::Lost) if was_used => continue,
                         Err(Failure::Lost) => {
@@ -182,7 +193,7 @@ impl DividedDownload {
             let asked = current.bytes;
             let received = self.receive(fetcher, &mut current).await;
             if current.bytes < asked {
-                wait = WAITS.0;
+                (wait, busy) = (WAITS.0, 0);
             }
             match received {
                 Received::All => kept = current.persists.then_some(current.connection),
@@ -240,7 +251,7 @@ impl DividedDownload {
             let bytes = of.connection.take(room.min(of.bytes));
             if !bytes.is_empty() {
                 of.bytes -= bytes.len() as u64;
-                self.plan.lock().receive(fetcher, bytes, Instant::now());
+                self.plan.lock().receive(fetcher, &bytes, Instant::now());
                 self.arrived.notify_one();
                 continue;
             }

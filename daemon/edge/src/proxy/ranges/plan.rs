@@ -10,12 +10,16 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use tokio::time::Instant;
 
 /// How many bytes that the client has not taken the plan may hold or ask for. Two paths stay full if each carries at most an eighth of this
 /// in a round trip.
 pub const WINDOW_BYTES: u64 = 16 << 20;
+
+/// The least capacity of a block of bytes that have arrived. A server decides how few bytes arrive at once, so that memory of its own for each
+/// arrival could be many times as much as the window.
+const BLOCK_BYTES: usize = 4 << 10;
 
 /// A part of fewer bytes is not worth a request of its own.
 const LEAST_BYTES: u64 = 128 << 10;
@@ -51,8 +55,8 @@ struct Part {
     end: u64,
     /// The next byte to arrive.
     next: u64,
-    /// What has arrived and the client has not taken.
-    arrived: VecDeque<Bytes>,
+    /// What has arrived and the client has not taken, in blocks that are full except for the last one.
+    arrived: VecDeque<BytesMut>,
 }
 
 impl Part {
@@ -62,6 +66,21 @@ impl Part {
 
     fn rest(&self) -> u64 {
         self.end - self.next
+    }
+
+    /// Copies the next bytes.
+    fn receive(&mut self, bytes: &[u8]) {
+        self.next += bytes.len() as u64;
+        let room = self.arrived.back().map_or(0, |last| last.capacity() - last.len());
+        let (fit, rest) = bytes.split_at(room.min(bytes.len()));
+        if let Some(last) = self.arrived.back_mut() {
+            last.extend_from_slice(fit);
+        }
+        if !rest.is_empty() {
+            let mut block = BytesMut::with_capacity(rest.len().max(BLOCK_BYTES));
+            block.extend_from_slice(rest);
+            self.arrived.push_back(block);
+        }
     }
 }
 
@@ -249,13 +268,13 @@ impl RangePlan {
         self.fetchers.get(fetcher).is_none_or(|fetcher| fetcher.part.is_none())
     }
 
-    /// Notes the next bytes of a fetcher's part. Bytes after its end are discarded: another fetcher brings them.
-    pub fn receive(&mut self, fetcher: FetcherId, mut bytes: Bytes, now: Instant) {
+    /// Copies the next bytes of a fetcher's part. Bytes after its end are discarded: another fetcher brings them.
+    pub fn receive(&mut self, fetcher: FetcherId, bytes: &[u8], now: Instant) {
         let Some(of) = self.fetchers.get_mut(fetcher) else { return };
         let Some(part) = of.part.and_then(|start| self.parts.get_mut(&start)) else { return };
         let rest = usize::try_from(part.rest()).unwrap_or(usize::MAX);
-        bytes.truncate(rest);
-        part.next += bytes.len() as u64;
+        let bytes = &bytes[..bytes.len().min(rest)];
+        part.receive(bytes);
         match of.began {
             // The first bytes may have waited together.
             None => {
@@ -263,9 +282,6 @@ impl RangePlan {
                 of.began = Some(now);
             }
             Some(_) => of.received += bytes.len() as u64,
-        }
-        if !bytes.is_empty() {
-            part.arrived.push_back(bytes);
         }
         if part.rest() == 0 {
             of.end(now);
@@ -290,7 +306,7 @@ impl RangePlan {
         while let Some(mut first) = self.parts.first_entry() {
             if let Some(bytes) = first.get_mut().arrived.pop_front() {
                 self.taken += bytes.len() as u64;
-                return Some(bytes);
+                return Some(bytes.freeze());
             }
             if first.get().rest() > 0 {
                 return None;

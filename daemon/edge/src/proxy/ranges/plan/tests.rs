@@ -47,7 +47,7 @@ impl Download {
     fn receive(&mut self, fetcher: FetcherId, most: u64) {
         let (Some(next), room) = (self.next(fetcher), self.plan.room(fetcher)) else { return };
         if room > 0 {
-            self.plan.receive(fetcher, bytes(next..next + most.min(room)), self.now);
+            self.plan.receive(fetcher, &bytes(next..next + most.min(room)), self.now);
         }
     }
 
@@ -176,9 +176,9 @@ fn what_a_fetcher_gives_back_is_fetched_first() {
 #[test]
 fn bytes_after_the_end_of_a_part_are_discarded() {
     let mut download = Download::divided(10 * MIB);
-    download.plan.receive(0, bytes(0..2 * MIB), download.now);
+    download.plan.receive(0, &bytes(0..2 * MIB), download.now);
     assert!(download.plan.has_ended(0));
-    download.plan.receive(0, bytes(2 * MIB..3 * MIB), download.now);
+    download.plan.receive(0, &bytes(2 * MIB..3 * MIB), download.now);
     download.pop();
     assert_eq!(download.received, MIB);
     download.receive(1, 5 * MIB);
@@ -235,4 +235,17 @@ proptest! {
         download.run(&[4.0; 4], Duration::ZERO, Duration::from_secs(9_000));
         prop_assert_eq!((download.plan.is_complete(), download.received), (true, length));
     }
+}
+
+#[test]
+fn bytes_that_arrive_one_by_one_take_no_more_memory_than_others() {
+    let mut download = Download::divided(64 * MIB);
+    let len = 100_000;
+    (0..len).for_each(|_| download.receive(1, 1));
+    let held: usize = download.plan.parts.values().flat_map(|part| &part.arrived).map(BytesMut::capacity).sum();
+    assert!((len..len + BLOCK_BYTES as u64).contains(&(held as u64)), "{held}");
+    let first = download.next(1).unwrap() - len;
+    download.receive(0, first);
+    download.pop();
+    assert_eq!(download.received, first + len, "the client gets them as they are");
 }
