@@ -13,9 +13,10 @@ use prometheus_client::{
 };
 use sched::{
     class::{ClassSettings, DEFAULT, DropRule},
-    pace::Pace,
     stream::Service,
 };
+
+use super::cap::Cap;
 
 #[cfg(test)]
 mod tests;
@@ -102,8 +103,8 @@ pub struct Class {
     /// The rate toward the other end of QUIC connections. Departures that wait belong to it, and give back to it what does not
     /// leave.
     pub to_peers: Option<Arc<Cap>>,
-    /// The rate toward targets.
-    pub to_targets: Option<Cap>,
+    /// The rate toward targets. As above.
+    pub to_targets: Option<Arc<Cap>>,
     /// Its marks.
     pub marks: ClassMarks,
     /// The counters of its traffic.
@@ -112,12 +113,12 @@ pub struct Class {
 
 impl Class {
     fn new(policy: ClassSettings, role: PolicyRole, counters: ClassCounters, marks: ClassMarks) -> Self {
-        let up = Cap::new(policy.rate_up, policy.packets_up);
+        let up = Cap::new(policy.rate_up, policy.packets_up).map(Arc::new);
         let (to_peers, to_targets) = match role {
-            PolicyRole::Relay => (Cap::new(policy.rate_down, policy.packets_down), up),
+            PolicyRole::Relay => (Cap::new(policy.rate_down, policy.packets_down).map(Arc::new), up),
             PolicyRole::Edge => (up, None),
         };
-        Self { to_peers: to_peers.map(Arc::new), to_targets, marks, counters, key: ClassKey::of(&policy.name), policy }
+        Self { to_peers, to_targets, marks, counters, key: ClassKey::of(&policy.name), policy }
     }
 
     /// Returns the class's settings in the policy.
@@ -299,56 +300,6 @@ impl Membership {
     pub fn update(&self, known: &mut Arc<Class>) -> Option<Arc<Class>> {
         let now = self.0.load();
         (!Arc::ptr_eq(&now, known)).then(|| std::mem::replace(known, now.clone()))
-    }
-}
-
-/// A limit that all traffic of a class or of a user shares, in bytes or packets per second or both ([`Pace`]). Departures
-/// are reserved in the order of turns, so waiting for one costs no other stream or tunnel its turn.
-#[derive(Debug)]
-pub struct Cap(Mutex<Paces>);
-
-#[derive(Debug)]
-struct Paces {
-    bytes: Option<Pace>,
-    /// Counts one "byte" per packet.
-    packets: Option<Pace>,
-}
-
-impl Cap {
-    /// How many nanoseconds' worth of traffic may leave at once after a silence.
-    const BURST_NS: u64 = 10_000_000;
-
-    /// Returns a cap that nothing has used yet; `None` if there is no limit.
-    #[must_use]
-    pub fn new(bytes_per_sec: Option<u64>, packets_per_sec: Option<u64>) -> Option<Self> {
-        let pace = |per_sec: Option<u64>| per_sec.map(|per_sec| Pace::new(per_sec, Self::BURST_NS));
-        let paces = Paces { bytes: pace(bytes_per_sec), packets: pace(packets_per_sec) };
-        (paces.bytes.is_some() || paces.packets.is_some()).then(|| Self(Mutex::new(paces)))
-    }
-
-    /// Reserves a departure for `bytes` and `packets`, and returns when it is due: `now_ns` or later.
-    pub fn reserve(&self, now_ns: u64, bytes: u64, packets: u64) -> u64 {
-        let mut paces = self.0.lock();
-        let Paces { bytes: by_bytes, packets: by_packets } = &mut *paces;
-        let ready_ns = |pace: &Option<Pace>| pace.map_or(now_ns, |pace| pace.ready_at(now_ns));
-        let at_ns = ready_ns(by_bytes).max(ready_ns(by_packets));
-        for (pace, sent) in [(by_bytes, bytes), (by_packets, packets)] {
-            if let Some(pace) = pace {
-                pace.sent(at_ns, sent);
-            }
-        }
-        at_ns
-    }
-
-    /// Gives back the reservation for `bytes` in `packets` that will not leave.
-    pub fn give_back(&self, bytes: u64, packets: u64) {
-        let mut paces = self.0.lock();
-        let Paces { bytes: by_bytes, packets: by_packets } = &mut *paces;
-        for (pace, unsent) in [(by_bytes, bytes), (by_packets, packets)] {
-            if let Some(pace) = pace {
-                pace.give_back(unsent);
-            }
-        }
     }
 }
 

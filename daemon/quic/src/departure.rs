@@ -1,8 +1,8 @@
 //! Departure times of classes with a rate: which names wait for one, and until when.
 
-use std::{cmp::Reverse, collections::BinaryHeap, sync::Arc};
+use std::{cmp::Reverse, collections::BinaryHeap};
 
-use super::class::{Cap, Class};
+use super::{cap::Reservation, class::Class};
 
 /// When the next bytes of a tunnel or stream may leave, by its class. If they do not leave, the class gets their reservation back.
 #[derive(Debug, Default)]
@@ -24,8 +24,7 @@ impl Departure {
             *self = match &class.to_peers {
                 None => Self::Due(None),
                 Some(cap) => {
-                    let at_ns = cap.reserve(now_ns, bytes, packets);
-                    let reservation = Reservation { cap: cap.clone(), bytes, packets };
+                    let (at_ns, reservation) = cap.hold(now_ns, bytes, packets);
                     if at_ns > now_ns { Self::At(at_ns, reservation) } else { Self::Due(Some(reservation)) }
                 }
             };
@@ -71,37 +70,9 @@ impl Departure {
     /// Gives back what another class, or the same class with another rate, reserved.
     pub fn follow(&mut self, class: &Class) {
         if let Self::At(_, reservation) | Self::Due(Some(reservation)) = self
-            && !class.to_peers.as_ref().is_some_and(|cap| Arc::ptr_eq(cap, &reservation.cap))
+            && !class.to_peers.as_ref().is_some_and(|cap| reservation.is_of(cap))
         {
             self.give_back();
-        }
-    }
-}
-
-/// Bytes and packets for which a class has reserved a departure. Dropping it gives them back.
-#[derive(Debug)]
-pub struct Reservation {
-    cap: Arc<Cap>,
-    bytes: u64,
-    packets: u64,
-}
-
-impl Reservation {
-    /// Gives back the reservation for unsent bytes and packets, and charges sent bytes and packets without a reservation: an upper layer
-    /// may queue more before the departure.
-    fn settle(mut self, now_ns: u64, bytes: u64, packets: u64) {
-        if bytes > self.bytes || packets > self.packets {
-            self.cap.reserve(now_ns, bytes.saturating_sub(self.bytes), packets.saturating_sub(self.packets));
-        }
-        self.bytes = self.bytes.saturating_sub(bytes);
-        self.packets = self.packets.saturating_sub(packets);
-    }
-}
-
-impl Drop for Reservation {
-    fn drop(&mut self) {
-        if self.bytes > 0 || self.packets > 0 {
-            self.cap.give_back(self.bytes, self.packets);
         }
     }
 }
@@ -131,6 +102,8 @@ impl Departures {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use sched::class::ClassSettings;
 
     use super::*;

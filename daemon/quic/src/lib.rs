@@ -7,6 +7,7 @@ pub mod answers;
 pub mod application;
 mod backlog;
 pub mod binding;
+pub mod cap;
 pub mod carried;
 pub mod class;
 pub mod clock;

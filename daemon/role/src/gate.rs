@@ -7,6 +7,7 @@ use std::{
 
 use config::targets::Protocol;
 use quic::{
+    cap::Reservation,
     class::{Class, Membership},
     clock::{Clock, Sleep},
 };
@@ -53,7 +54,8 @@ pub struct Gate {
 
 enum State {
     Shut,
-    Waiting(Sleep),
+    /// The class and the user get their reservations back if the tunnel ends before.
+    Waiting(Sleep, [Option<Reservation>; 2], TransferCost),
     Open,
 }
 
@@ -97,28 +99,34 @@ impl Gate {
         packets >= CHUNK_PACKETS || payload_bytes >= CHUNK_BYTES
     }
 
-    /// Ready once the load of `cost` may be sent. The first call reserves it; repeat the call until [`Gate::passed`].
+    /// Ready once the load of `cost` may be sent. The first call reserves it; repeat the call until [`Gate::passed`]. If the gate is dropped
+    /// before that time, the load costs neither its class nor its user anything.
     pub fn poll(&mut self, cx: &mut Context<'_>, cost: TransferCost) -> Poll<()> {
         loop {
             match &mut self.state {
                 State::Open => return Poll::Ready(()),
-                State::Waiting(timer) => {
+                State::Waiting(timer, held, cost) => {
                     ready!(timer.as_mut().poll(cx));
+                    held.iter_mut().filter_map(Option::take).for_each(Reservation::spend);
+                    self.account.use_up(cost.bytes);
                     self.state = State::Open;
                 }
                 State::Shut => {
-                    self.account.use_up(cost.bytes);
-                    if !self.is_capped() {
-                        self.state = State::Open;
-                        return Poll::Ready(());
+                    if self.is_capped() {
+                        let now_ns = (self.clock.now_ns)();
+                        let bytes = self.with_headers(cost);
+                        let by_class = self.class.to_targets.as_ref().map(|cap| cap.hold(now_ns, bytes, cost.packets));
+                        let held = [by_class, self.account.hold_up(now_ns, bytes, cost.packets)];
+                        let at_ns = held.iter().flatten().map(|(at_ns, _)| *at_ns).max().unwrap_or(now_ns);
+                        let held = held.map(|held| held.map(|(_, reservation)| reservation));
+                        if at_ns > now_ns {
+                            self.state = State::Waiting((self.clock.sleep_until)(at_ns), held, cost);
+                            continue;
+                        }
+                        held.into_iter().flatten().for_each(Reservation::spend);
                     }
-                    let now_ns = (self.clock.now_ns)();
-                    let bytes = self.with_headers(cost);
-                    let by_class = self.class.to_targets.as_ref().map(|cap| cap.reserve(now_ns, bytes, cost.packets));
-                    let by_user = self.account.reserve_up(now_ns, bytes, cost.packets);
-                    let at_ns = by_class.max(by_user).unwrap_or(now_ns);
-                    self.state =
-                        if at_ns > now_ns { State::Waiting((self.clock.sleep_until)(at_ns)) } else { State::Open };
+                    self.account.use_up(cost.bytes);
+                    self.state = State::Open;
                 }
             }
         }
@@ -215,6 +223,34 @@ mod tests {
         assert_eq!(gate.account.used_bytes.load(std::sync::atomic::Ordering::Relaxed), 1_000);
         gate.passed();
         assert!(gate.is_capped(), "the next load");
+    }
+
+    #[test]
+    fn a_load_that_waits_costs_its_class_and_its_user_nothing_if_the_tunnel_ends() {
+        let mut cx = Context::from_waker(Waker::noop());
+        let quota = Quota { rate_up: Some(1_000_000), monthly_bytes: Some(1_000_000_000), ..Quota::default() };
+        let mut first = gate("rate_up = \"8 Mbit/s\"", quota);
+        let load = |bytes| TransferCost { bytes, packets: 1 };
+        assert!(first.poll(&mut cx, load(50_000)).is_ready(), "a load after a silence leaves at once");
+        let (class, account) = (first.class.clone(), first.account.clone());
+        // Neither zero bytes nor zero packets change anything.
+        let next_ns = || {
+            let by_class = class.to_targets.as_ref().map(|cap| cap.reserve(1_000_000_000, 0, 0));
+            [by_class, account.hold_up(1_000_000_000, 0, 0).map(|(at_ns, _)| at_ns)]
+        };
+        let (before, used) = (next_ns(), account.used_bytes.load(std::sync::atomic::Ordering::Relaxed));
+        let another = || {
+            let (membership, account) = (first.membership.clone(), first.account.clone());
+            let gate = Gate::new(membership, account, true, Protocol::Udp);
+            Gate { clock: first.clock, ..gate }
+        };
+        for _ in 0..100 {
+            let mut waiting = another();
+            assert!(waiting.poll(&mut cx, load(60_000)).is_pending());
+            assert_ne!(next_ns(), before, "it has its place");
+        }
+        assert_eq!(next_ns(), before);
+        assert_eq!(account.used_bytes.load(std::sync::atomic::Ordering::Relaxed), used);
     }
 
     #[test]

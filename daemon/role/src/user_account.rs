@@ -9,7 +9,7 @@ use admission::strangers::UserFrames;
 use arc_swap::ArcSwapOption;
 use config::quota::Quota;
 use parking_lot::Mutex;
-use quic::class::Cap;
+use quic::cap::{Cap, Reservation};
 use sched::pace::Pace;
 use tokio::sync::Notify;
 
@@ -87,12 +87,12 @@ impl UserAccount {
         self.down.load().is_some()
     }
 
-    /// Reserves a departure toward a target, if there is a rate; returns its time in nanoseconds.
-    pub fn reserve_up(&self, now_ns: u64, bytes: u64, packets: u64) -> Option<u64> {
-        self.up.load().as_ref().map(|cap| cap.reserve(now_ns, bytes, packets))
+    /// Reserves a departure toward a target, if there is a rate; returns its time in nanoseconds, and what gives it back.
+    pub fn hold_up(&self, now_ns: u64, bytes: u64, packets: u64) -> Option<(u64, Reservation)> {
+        self.up.load().as_ref().map(|cap| cap.hold(now_ns, bytes, packets))
     }
 
-    /// Reserves the reception of a payload from a target, like [`UserAccount::reserve_up`].
+    /// Reserves the reception of a payload from a target, which has arrived; returns its time in nanoseconds.
     pub fn reserve_down(&self, now_ns: u64, bytes: u64, packets: u64) -> Option<u64> {
         self.down.load().as_ref().map(|cap| cap.reserve(now_ns, bytes, packets))
     }

@@ -19,18 +19,6 @@ fn signal(text: &str) -> Priority {
 }
 
 #[test]
-fn a_cap_holds_to_the_slower_of_bytes_and_packets() {
-    const MS: u64 = 1_000_000;
-    // Beyond the 10 ms that may leave at once, 1,000 bytes take 1 ms, and a packet takes 10 ms.
-    let cap = Cap::new(Some(1_000_000), Some(100)).unwrap();
-    let departures: Vec<_> = (0..4).map(|_| cap.reserve(100 * MS, 0, 1) / MS).collect();
-    assert_eq!(departures, [100, 100, 110, 120], "empty ones");
-    let departures: Vec<_> = (0..3).map(|_| cap.reserve(500 * MS, 30_000, 1) / MS).collect();
-    assert_eq!(departures, [500, 520, 550], "long ones");
-    assert!(Cap::new(None, None).is_none());
-}
-
-#[test]
 fn counts_of_removed_classes_are_forgotten_and_the_others_are_kept() {
     let metrics = ClassMetrics::default();
     let mut registry = Registry::default();
