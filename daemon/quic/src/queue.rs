@@ -119,7 +119,7 @@ struct Frame {
 
 /// Takes payloads for at most `max` bytes, or one payload, and encodes them as DATAGRAM capsules in one DATA frame.
 fn encode(payloads: &mut Backlog, max: usize, now_ns: u64, terms: &Terms, expiry: Expiry) -> Frame {
-    let (waiting, mut taken) = (payloads.len(), 0);
+    let (waiting, payloads_bytes, mut taken) = (payloads.len(), payloads.charged_bytes(), 0);
     // The frame's header contains the length, which is known only at the end; the header is then written in front of the
     // capsules.
     let (mut frame, mut since_ns) = (BytesMut::new(), None);
@@ -127,7 +127,10 @@ fn encode(payloads: &mut Backlog, max: usize, now_ns: u64, terms: &Terms, expiry
         let header = capsule::datagram_header(payload.len());
         let len = frame.len() + header.len() + payload.len();
         if frame.is_empty() {
-            frame.reserve(max.max(LONGEST_FRAME_HEADER + len));
+            // Not for a whole turn if less waits: the transport keeps the frame's memory until the peer acknowledges it, and a target
+            // decides how small its payloads are. Their charge is more than their capsules' headers.
+            let waiting_bytes = LONGEST_FRAME_HEADER + payloads_bytes;
+            frame.reserve(waiting_bytes.min(max).max(LONGEST_FRAME_HEADER + len));
             frame.put_bytes(0, LONGEST_FRAME_HEADER);
             since_ns = Some(arrival_ns);
         } else if len > max {
@@ -151,7 +154,25 @@ fn encode(payloads: &mut Backlog, max: usize, now_ns: u64, terms: &Terms, expiry
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+
+    #[test]
+    fn a_frame_takes_the_memory_of_what_is_in_it() {
+        let terms = Terms::default();
+        let mut payloads = Backlog::new(1 << 20, Arc::default());
+        let capacity = |payloads: &mut Backlog| {
+            let frame = encode(payloads, 256 << 10, 0, &terms, Expiry::Soft);
+            (frame.bytes.len(), frame.bytes.try_into_mut().unwrap().capacity())
+        };
+        payloads.push(b"x", 0);
+        let (len, held) = capacity(&mut payloads);
+        assert!(len >= 3 && held < 64, "{held} bytes for {len}");
+        (0..1_000).for_each(|_| _ = payloads.push(&[1; 100], 0));
+        let (len, held) = capacity(&mut payloads);
+        assert!(len > 100_000 && held < len + 1_000 * 16, "{held} bytes for {len}");
+    }
 
     #[test]
     fn pieces_leave_in_order_and_a_single_one_needs_no_memory_of_its_own() {
