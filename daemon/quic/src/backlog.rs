@@ -127,6 +127,11 @@ impl Backlog {
         Some((self.payloads.front()?, *self.arrivals_ns.front()?))
     }
 
+    /// Makes [`front`](Self::front) apply the drop rule to the oldest payload again, because it has waited since.
+    pub fn judge_again(&mut self) {
+        self.judged = false;
+    }
+
     fn waited_too_long(&mut self, now_ns: u64, sojourn_ns: u64, rule: DropRule) -> bool {
         match rule {
             DropRule::Oldest => false,

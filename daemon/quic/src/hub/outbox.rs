@@ -212,7 +212,9 @@ impl Outbox {
     /// Wakes the flows whose departure time has come; returns the next one.
     pub(super) fn release(&mut self, turns: &mut Turns, now_ns: u64) -> Option<u64> {
         while let Some((at_ns, slot)) = self.capped.pop_due(now_ns) {
-            if self.queue(slot).is_some_and(|queue| queue.departure.come(at_ns)) {
+            let Some(queue) = self.queue(slot) else { continue };
+            if queue.departure.come(at_ns) {
+                queue.payloads.judge_again();
                 self.wake(turns, slot);
             }
         }

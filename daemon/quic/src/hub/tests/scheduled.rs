@@ -214,6 +214,22 @@ fn a_class_with_a_rate_leaves_at_its_rate_and_holds_up_no_other() {
 }
 
 #[test]
+fn a_payload_that_became_stale_while_it_waited_for_its_departure_leaves_its_place_to_the_next() {
+    let (hub, _) = hub_in_time(ML);
+    let flow = open(&hub, 0);
+    flow.set_terms(terms(|class| {
+        (class.rate_down, class.drop) = (Some(100_000), DropRule::Sojourn(Duration::from_millis(5)));
+    }));
+    send(&flow, &[&[1; 2_000], &[2; 1_000]]);
+    assert_eq!(transmit(&hub, FakePacket::new(10_000)).len(), 1, "the second one has to wait");
+    NOW_MS.set(25);
+    send(&flow, &[&[3; 1_000]]);
+    hub.release(25_000_000);
+    let left: Vec<_> = transmit(&hub, FakePacket::new(10_000)).iter().map(|datagram| datagram[2]).collect();
+    assert_eq!(left, [3]);
+}
+
+#[test]
 fn a_flow_that_moves_to_another_class_waits_for_no_departure_of_the_former() {
     let (hub, _) = hub_in_time(ML);
     let flow = open(&hub, 0);
@@ -239,7 +255,7 @@ fn flows_that_end_while_they_wait_for_a_departure_cost_their_class_nothing() {
     }
     let flow = open(&hub, 4_000);
     flow.set_terms(terms);
-    NOW_MS.set(11);
+    NOW_MS.set(25);
     send(&flow, &[&[1; 1_000]]);
     assert_eq!(transmit(&hub, FakePacket::new(10_000)).len(), 1);
 }
