@@ -201,6 +201,8 @@ impl Driver {
         let mut state = self.of.hub.lock();
         let Some(slot) = state.streams.slot(name) else { return false };
         match ready {
+            // Once it is finished, the transport takes nothing more, although its last bytes have not left.
+            Poll::Ready(Err(stream::Error::SendAfterFinish { .. })) if slot.ended => {}
             Poll::Ready(Err(error)) if slot.error.is_none() && !slot.has_left() => {
                 drop(state);
                 self.fail(name, error.into());

@@ -298,7 +298,9 @@ impl StreamLedger {
             return max_data;
         }
         self.blocked.store(true, Relaxed);
-        // The limit may have grown in between.
+        // The limit may have grown in between. Without the fence, this side may read the old limit while the callback, on another thread,
+        // does not see that anyone is told.
+        fence(SeqCst);
         self.max_data.load(Relaxed)
     }
 }

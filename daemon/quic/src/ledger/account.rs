@@ -160,6 +160,8 @@ impl Account {
             Frame::MaxStreamData { id, value, .. } => match self.streams.get(&id) {
                 Some(stream) => {
                     stream.max_data.fetch_max(value, Relaxed);
+                    // See `StreamLedger::max_data`.
+                    fence(SeqCst);
                     if stream.blocked.swap(false, Relaxed) {
                         self.tell(stream.name);
                     }
