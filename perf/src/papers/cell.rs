@@ -22,14 +22,34 @@ const OF_NATIVE: f64 = 2.0;
 /// How long a plan of models takes, in seconds: 5 to 15 minutes.
 const OF_SERVING: f64 = 600.0;
 
-/// How long plans of several paths take, in seconds.
-const OF_PATHS: f64 = 120.0;
+/// How long plans of several paths take, in seconds: one or two.
+const OF_PATHS: f64 = 2.0;
+
+/// How long pages over several paths take, in seconds.
+const OF_TREES: f64 = 60.0;
 
 /// How long the kernel's stack takes in the lab, in seconds.
 const OF_STACK: f64 = 3_600.0;
 
 /// How long the comparison of processes with the simulator takes, in seconds.
 const OF_PROCESSES: f64 = 5_400.0;
+
+/// Kinds of plans, whose cells take times of their own kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Requests over a network.
+    Network,
+    /// Requests for models.
+    Serving,
+    /// Streams over several paths.
+    Paths,
+    /// Pages over several paths.
+    Trees,
+    /// Transfers over the kernel's stack.
+    Stack,
+    /// Requests for models between processes.
+    Processes,
+}
 
 /// A variant of a plan on a clock: the unit that is run, and whose rows are replaced together.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +58,8 @@ pub struct Cell {
     pub plan: String,
     /// The variant's name.
     pub variant: String,
+    /// The kind of its plan.
+    pub kind: Kind,
     /// The clock's name.
     pub clock: String,
     /// The fingerprint of the variant, which decides its rows.
@@ -58,6 +80,14 @@ pub struct Cell {
 impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} {}", self.plan, self.variant, self.clock)
+    }
+}
+
+#[cfg(test)]
+impl Cell {
+    /// Returns a cell for tests, which requires nothing.
+    pub fn of_test(variant: &str, clock: &str) -> Self {
+        Self { clock: clock.to_owned(), ..simulated(("p", variant), Kind::Network, "f".to_owned(), 0.0) }
     }
 }
 
@@ -103,25 +133,25 @@ fn of_plan(plan: &Any) -> Result<Vec<Cell>> {
                 let plan = plan.variant(variant)?;
                 cells.push(Cell {
                     repetitions: plan.seeds.evaluations,
-                    ..simulated(&plan.name, variant, plan.fingerprint(), OF_SERVING)
+                    ..simulated((&plan.name, variant), Kind::Serving, plan.fingerprint(), OF_SERVING)
                 });
             }
         }
         Any::Trees(plan) => cells.push(Cell {
             repetitions: plan.repetitions,
             schedulers: names(plan.schedulers.iter(), |it| it.name()),
-            ..simulated(&plan.name, BASE, plan.fingerprint(), OF_PATHS)
+            ..simulated((&plan.name, BASE), Kind::Trees, plan.fingerprint(), OF_TREES)
         }),
         Any::Stack(plan) => cells.push(Cell {
             clock: Clock::Lab.name().to_owned(),
             repetitions: plan.repetitions,
-            ..simulated(&plan.name, BASE, plan.fingerprint(), OF_STACK)
+            ..simulated((&plan.name, BASE), Kind::Stack, plan.fingerprint(), OF_STACK)
         }),
         Any::Processes(plan) => cells.push(Cell {
             clock: Clock::Native.name().to_owned(),
             older_without: false,
             repetitions: plan.seeds().map_or(0, |seeds| seeds.evaluations),
-            ..simulated(&plan.name, BASE, plan.fingerprint(), OF_PROCESSES)
+            ..simulated((&plan.name, BASE), Kind::Processes, plan.fingerprint(), OF_PROCESSES)
         }),
         Any::Paths(plan) => {
             for variant in plan.variants() {
@@ -129,7 +159,7 @@ fn of_plan(plan: &Any) -> Result<Vec<Cell>> {
                 cells.push(Cell {
                     repetitions: plan.repetitions,
                     schedulers: names(plan.schedulers.iter(), |it| it.name()),
-                    ..simulated(&plan.name, variant, plan.fingerprint(), OF_PATHS)
+                    ..simulated((&plan.name, variant), Kind::Paths, plan.fingerprint(), OF_PATHS)
                 });
             }
         }
@@ -138,10 +168,11 @@ fn of_plan(plan: &Any) -> Result<Vec<Cell>> {
 }
 
 /// Returns a cell on the simulators' clock; rows without a fingerprint count as its own. The caller adds repetitions and schedulers.
-fn simulated(plan: &str, variant: &str, fingerprint: String, seconds: f64) -> Cell {
+fn simulated((plan, variant): (&str, &str), kind: Kind, fingerprint: String, seconds: f64) -> Cell {
     Cell {
         plan: plan.to_owned(),
         variant: variant.to_owned(),
+        kind,
         clock: SIMULATED.to_owned(),
         fingerprint,
         older_without: true,
@@ -166,6 +197,7 @@ fn of_network(plan: &Plan, clock: Clock) -> Cell {
     Cell {
         plan: plan.name.clone(),
         variant: plan.variant.clone(),
+        kind: Kind::Network,
         clock: clock.name().to_owned(),
         fingerprint: plan.fingerprint(),
         older_without: false,

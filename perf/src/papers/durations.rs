@@ -26,14 +26,15 @@ impl Durations {
     }
 
     /// Estimates how long a cell will take: as long as last time, or else its assumed duration times the median ratio of
-    /// measured to assumed durations of its clock's timed cells.
+    /// measured to assumed durations of the timed cells of its clock and kind.
     pub fn expected(&self, cell: &Cell, all: &[Cell]) -> Duration {
         if let Some(took) = self.of(cell) {
             return took;
         }
-        let same_clock = all.iter().filter(|timed| timed.clock == cell.clock && !timed.assumed.is_zero());
+        let is_alike = |timed: &&Cell| (&timed.clock, timed.kind) == (&cell.clock, cell.kind);
+        let alike = all.iter().filter(is_alike).filter(|timed| !timed.assumed.is_zero());
         let mut ratios: Vec<_> =
-            same_clock.filter_map(|timed| Some(self.of(timed)?.as_secs_f64() / timed.assumed.as_secs_f64())).collect();
+            alike.filter_map(|timed| Some(self.of(timed)?.as_secs_f64() / timed.assumed.as_secs_f64())).collect();
         ratios.sort_by(f64::total_cmp);
         let ratio = ratios.get(ratios.len() / 2).copied().unwrap_or(1.0);
         Duration::try_from_secs_f64(cell.assumed.as_secs_f64() * ratio).unwrap_or(Duration::MAX)
@@ -60,20 +61,10 @@ impl Durations {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::cell::Kind, *};
 
     fn cell(variant: &str, clock: &str, assumed_s: u64) -> Cell {
-        Cell {
-            plan: "p".to_owned(),
-            variant: variant.to_owned(),
-            clock: clock.to_owned(),
-            fingerprint: String::new(),
-            older_without: false,
-            repetitions: 1,
-            schedulers: Vec::new(),
-            absent: Vec::new(),
-            assumed: Duration::from_secs(assumed_s),
-        }
+        Cell { assumed: Duration::from_secs(assumed_s), ..Cell::of_test(variant, clock) }
     }
 
     #[test]
@@ -86,6 +77,8 @@ mod tests {
         assert_eq!([0, 1, 2, 3].map(|at| expected(&durations, at)), [300, 30, 150, 7]);
         durations.set(&all[1], Duration::from_secs(10));
         assert_eq!([0, 1, 2].map(|at| expected(&durations, at)), [300, 10, 150], "the upper of two");
+        let other = Cell { kind: Kind::Serving, ..cell("e", "lab", 600) };
+        assert_eq!(durations.expected(&other, &all).as_secs(), 600, "simulators of another kind are not as slow");
     }
 
     #[test]

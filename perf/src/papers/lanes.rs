@@ -65,22 +65,10 @@ fn available_kib(memory: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     fn cell(clock: &str) -> Cell {
-        Cell {
-            plan: "p".to_owned(),
-            variant: "base".to_owned(),
-            clock: clock.to_owned(),
-            fingerprint: String::new(),
-            older_without: false,
-            repetitions: 1,
-            schedulers: Vec::new(),
-            absent: Vec::new(),
-            assumed: Duration::ZERO,
-        }
+        Cell::of_test("base", clock)
     }
 
     #[test]

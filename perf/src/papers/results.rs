@@ -171,17 +171,7 @@ mod tests {
     }
 
     fn cell(variant: &str) -> Cell {
-        Cell {
-            plan: "p".to_owned(),
-            variant: variant.to_owned(),
-            clock: "virtual-network".to_owned(),
-            fingerprint: "f".to_owned(),
-            older_without: false,
-            repetitions: 3,
-            schedulers: Vec::new(),
-            absent: Vec::new(),
-            assumed: std::time::Duration::ZERO,
-        }
+        Cell { older_without: false, repetitions: 3, ..Cell::of_test(variant, "virtual-network") }
     }
 
     #[test]
