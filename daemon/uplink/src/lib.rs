@@ -71,7 +71,7 @@ pub use path::{
     changes::{PathChange, PathChanges},
 };
 pub use places::CONNECTIONS;
-pub use placing::OpenTunnel;
+pub use placing::{OpenTunnel, PathBeside};
 pub use report::{Condition, PathReport};
 pub use resources::UplinkResources;
 use sizes::Sizes;

@@ -22,6 +22,8 @@ use crate::{
 
 mod divided;
 
+pub use divided::PathBeside;
+
 /// How long a relay may take to answer the request for a tunnel on a better path. The tunnel works meanwhile, and is asked again later.
 const RETURN: Duration = Duration::from_secs(2);
 

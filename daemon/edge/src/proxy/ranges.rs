@@ -26,6 +26,7 @@ use tokio::{
     time::timeout,
 };
 use tracing::debug;
+use uplink::PathBeside;
 
 use self::{
     answer::{AnswerHead, WholeAnswer},
@@ -146,7 +147,7 @@ async fn write_within(write: &mut (impl AsyncWrite + Unpin), mut bytes: Bytes, i
 }
 
 /// Returns what identifies the answer, and the paths beside the one of its connection, if it is worth fetching over these too.
-fn divisible(shared: &Shared, first: &OriginConnection, head: &AnswerHead) -> Option<(WholeAnswer, Vec<usize>)> {
+fn divisible(shared: &Shared, first: &OriginConnection, head: &AnswerHead) -> Option<(WholeAnswer, Vec<PathBeside>)> {
     let (access, least) = (&shared.access, shared.split_bytes?);
     let whole = head.whole().filter(|whole| whole.bytes >= least)?;
     let mut paths = access.uplink.paths_beside(&access.membership.get(), &first.place, whole.bytes);
@@ -160,7 +161,7 @@ async fn divide(
     tunnels: &Arc<Tunnels>,
     first: OriginConnection,
     write: &mut WriteHalf<'_>,
-    (asked, whole, others): (&[u8], WholeAnswer, &[usize]),
+    (asked, whole, others): (&[u8], WholeAnswer, &[PathBeside]),
 ) -> Option<()> {
     let counters = &shared.access.counters;
     let path = first.place.line().path_place();
@@ -178,7 +179,10 @@ async fn divide(
         fetching.fetch_first(first).await;
         None
     });
-    let (prober, probing, paths) = (download.add(), download.clone(), others.to_vec());
+    // Each path has two fetchers.
+    let add = |path: &PathBeside| download.add(Some(path.bytes_per_sec as f64 / 2.0));
+    let (prober, probing) = (others.first().map_or_else(|| download.add(None), add), download.clone());
+    let paths: Vec<_> = others.iter().map(|other| other.path).collect();
     fetchers.spawn(async move { probing.probe(prober, &paths).await });
     loop {
         if fetchers.is_empty() && !download.has_arrived() {
@@ -196,14 +200,13 @@ async fn divide(
                     debug!(paths = others.len() + 1, "the answer is fetched in ranges");
                     counters.answers_divided.inc();
                     fetch(&mut fetchers, prober, probed, Some(begun));
-                    // Each path has two fetchers.
-                    for &other in others {
-                        fetch(&mut fetchers, download.add(), other, None);
-                        if other != probed {
-                            fetch(&mut fetchers, download.add(), other, None);
+                    for other in others {
+                        fetch(&mut fetchers, add(other), other.path, None);
+                        if other.path != probed {
+                            fetch(&mut fetchers, add(other), other.path, None);
                         }
                     }
-                    fetch(&mut fetchers, download.add(), path, None);
+                    fetch(&mut fetchers, download.add(None), path, None);
                 }
             }
         }

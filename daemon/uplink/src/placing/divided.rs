@@ -12,12 +12,21 @@ use crate::{
     path::PathDemand,
 };
 
+/// A path that may carry a part of an answer beside another path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PathBeside {
+    /// Its index.
+    pub path: usize,
+    /// Its assumed rate, in bytes per second.
+    pub bytes_per_sec: u64,
+}
+
 impl Uplink {
     /// Returns the other paths that would carry a part of the last `rest` bytes of an answer if all parts ended at the same time, the
     /// one with the largest part first. The request is of this class and in the place `present`. Paths whose `cost` exceeds that time
     /// carry nothing.
     #[must_use]
-    pub fn paths_beside(&self, class: &Class, present: &LinkId, rest: u64) -> Vec<usize> {
+    pub fn paths_beside(&self, class: &Class, present: &LinkId, rest: u64) -> Vec<PathBeside> {
         let (line, own) = (present.line(), present.load().map(|load| load.left()));
         let state = self.state.borrow();
         let lines = state.with_room(Instant::now(), None);
@@ -36,14 +45,23 @@ impl Uplink {
         let mut others = split(&request, &paths);
         others.retain(|range| range.path != at);
         others.sort_by_key(|range| Reverse(range.bytes));
-        others.iter().filter_map(|range| places.get(range.path).copied()).collect()
+        let beside = |at: usize| {
+            let bytes_per_sec = paths.get(at)?.bytes_per_sec;
+            Some(PathBeside { path: *places.get(at)?, bytes_per_sec })
+        };
+        others.iter().filter_map(|range| beside(range.path)).collect()
     }
 
-    /// Returns a place on the path with this index, if a connection there takes tunnels and has room now.
+    /// Returns a place on the path with this index, if a connection there takes tunnels and has room now, and no operator has chosen another
+    /// path that does.
     #[must_use]
     pub fn link_on(&self, path: usize) -> Option<Link> {
         let state = self.state.borrow();
         let lines = state.with_room(Instant::now(), None);
+        let is_left = |chosen| chosen != path && lines.iter().any(|line| line.path_place == chosen);
+        if state.chosen().path.is_some_and(is_left) {
+            return None;
+        }
         lines.into_iter().filter(|line: &&Arc<Line>| line.path_place == path).find_map(Line::link)
     }
 }

@@ -239,7 +239,8 @@ async fn a_large_answer_may_take_the_paths_that_work_cost_little_and_are_not_pas
     let present = link.line().path_place;
     let other = 1 - present;
     let beside = || uplink.paths_beside(&class, &link.id(), 1 << 30);
-    assert_eq!(beside(), vec![other]);
+    assert_eq!(beside().iter().map(|beside| beside.path).collect::<Vec<_>>(), [other]);
+    assert!(beside()[0].bytes_per_sec > 0);
     assert_eq!(uplink.link_on(other).map(|link| link.line().path_place), Some(other));
     lines[other].doubt(true);
     assert!(beside().is_empty() && uplink.link_on(other).is_none(), "it is silent");
@@ -247,6 +248,8 @@ async fn a_large_answer_may_take_the_paths_that_work_cost_little_and_are_not_pas
     for chosen in [present, other] {
         uplink.state.send_modify(|state| state.chosen.path = Some(chosen));
         assert!(beside().is_empty(), "an operator has chosen path {chosen}, and the request is on {present}");
+        let open = [present, other].map(|path| uplink.link_on(path).is_some());
+        assert_eq!(open, [present, other].map(|path| path == chosen), "which path takes further parts");
     }
 }
 

@@ -108,9 +108,9 @@ impl DividedDownload {
         self.plan.lock().has_arrived()
     }
 
-    /// Adds a fetcher.
-    pub fn add(&self) -> FetcherId {
-        self.plan.lock().add()
+    /// Adds a fetcher, with its assumed rate in bytes per second, if there is an estimate.
+    pub fn add(&self, assumed: Option<f64>) -> FetcherId {
+        self.plan.lock().add(assumed)
     }
 
     /// Finds out whether the server serves ranges. If it does, a fetcher gets the first one: returns its path and the answer. Otherwise the
@@ -118,7 +118,7 @@ impl DividedDownload {
     pub async fn probe(&self, fetcher: FetcherId, paths: &[usize]) -> Option<(usize, Begun)> {
         for path in paths.iter().copied().cycle().take(TRIALS) {
             let Some(connection) = self.tunnels.connect(path).await else { continue };
-            let range = self.plan.lock().probe(Instant::now())?;
+            let range = self.plan.lock().probe(fetcher, Instant::now())?;
             match self.begin(connection, &range).await {
                 Ok(begun) => {
                     if self.plan.lock().divide(fetcher, range, Instant::now()) {

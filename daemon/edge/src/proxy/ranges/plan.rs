@@ -24,7 +24,10 @@ const BLOCK_BYTES: usize = 4 << 10;
 /// A part of fewer bytes is not worth a request of its own.
 const LEAST_BYTES: u64 = 128 << 10;
 
-/// The length of a part for a fetcher whose rate is not known yet.
+/// A fetcher that has nothing else to do takes over no fewer bytes of a part that is under way.
+const RELIEF_BYTES: u64 = 16 << 10;
+
+/// The length of the first part of a fetcher that is assumed to be as fast as the first one.
 const FIRST_BYTES: u64 = 1 << 20;
 
 /// How long the first fetcher should take until the first part of another fetcher. If this were less than the other one needs to begin, the
@@ -87,6 +90,8 @@ impl Part {
 /// What is known of a fetcher.
 #[derive(Default)]
 struct Fetcher {
+    /// Its assumed rate, in bytes per second, which counts until it has shown one.
+    assumed: Option<f64>,
     /// Its rate in earlier parts, in bytes per second.
     bytes_per_sec: Option<f64>,
     /// How long its last request took to bring the first byte.
@@ -110,7 +115,7 @@ impl Fetcher {
     fn rate(&self, now: Instant) -> Option<f64> {
         match (self.bytes_per_sec, self.current(now)) {
             (Some(earlier), Some(current)) => Some(earlier.min(current)),
-            (earlier, current) => earlier.or(current),
+            (earlier, current) => earlier.or(current).or(self.assumed),
         }
     }
 
@@ -137,21 +142,21 @@ impl RangePlan {
         Self { length, taken: 0, parts, fetchers: vec![first], is_divided: false }
     }
 
-    /// Adds a fetcher.
-    pub fn add(&mut self) -> FetcherId {
-        self.fetchers.push(Fetcher::default());
+    /// Adds a fetcher, with its assumed rate in bytes per second, if there is an estimate.
+    pub fn add(&mut self, assumed: Option<f64>) -> FetcherId {
+        self.fetchers.push(Fetcher { assumed, ..Fetcher::default() });
         self.fetchers.len() - 1
     }
 
-    /// Returns the range by which to find out whether the server serves ranges: bytes that the first fetcher will probably not have
-    /// received when that answer begins. `None` if the first fetcher will soon have all bytes.
+    /// Returns the range by which a fetcher has to find out whether the server serves ranges: bytes that the first fetcher will probably not
+    /// have received when that answer begins. `None` if the first fetcher will soon have all bytes.
     #[must_use]
-    pub fn probe(&self, now: Instant) -> Option<Range<u64>> {
+    pub fn probe(&self, fetcher: FetcherId, now: Instant) -> Option<Range<u64>> {
         let part = self.parts.last_key_value()?.1;
         let rate = self.fetchers.first()?.rate(now).unwrap_or(0.0);
         let lead = (rate * LEAD.as_secs_f64()) as u64;
         let start = part.next + lead.clamp(FIRST_BYTES, WINDOW_BYTES / 2);
-        let end = self.length.min(start + FIRST_BYTES);
+        let end = self.length.min(start + self.first_bytes(fetcher, now));
         (start + LEAST_BYTES <= end).then_some(start..end)
     }
 
@@ -194,9 +199,18 @@ impl RangePlan {
 
     /// Returns how many bytes to give a fetcher. All fetchers should take about equally long, so that none holds up the client.
     fn wanted(&self, fetcher: FetcherId, now: Instant) -> u64 {
-        let Some(own) = self.fetchers.get(fetcher).and_then(|of| of.rate(now)) else { return FIRST_BYTES };
+        let Some(own) = self.fetchers.get(fetcher).and_then(|of| of.bytes_per_sec.and(of.rate(now))) else {
+            return self.first_bytes(fetcher, now);
+        };
         let share = own / (self.mean_rate(now) * self.fetchers.len() as f64).max(1.0);
         ((WINDOW_BYTES / 2) as f64 * share).clamp(LEAST_BYTES as f64, (WINDOW_BYTES / 4) as f64) as u64
+    }
+
+    /// Returns the length of the first part of a fetcher: one that is slower than the first one would hold up the client at the end.
+    fn first_bytes(&self, fetcher: FetcherId, now: Instant) -> u64 {
+        let rate = |fetcher: FetcherId| self.fetchers.get(fetcher).and_then(|of| of.rate(now));
+        let share = rate(fetcher).zip(rate(0)).map_or(1.0, |(own, first)| own / first.max(1.0));
+        ((FIRST_BYTES as f64 * share) as u64).clamp(LEAST_BYTES, FIRST_BYTES)
     }
 
     /// Returns the mean rate of the fetchers whose rates are known, in bytes per second.
@@ -235,7 +249,7 @@ impl RangePlan {
         // How long each part still takes. One that has not begun takes at least as long as it has waited already.
         let timed = self.fetchers.iter().filter_map(|of| {
             let start = of.part?;
-            let part = self.parts.get(&start).filter(|part| part.rest() >= 2 * LEAST_BYTES)?;
+            let part = self.parts.get(&start).filter(|part| part.rest() >= 2 * RELIEF_BYTES)?;
             let waited = match (of.began, of.asked) {
                 (None, Some(asked)) => now.saturating_duration_since(asked).as_secs_f64(),
                 _ => 0.0,
@@ -245,7 +259,7 @@ impl RangePlan {
         let (start, time, of_rate) = timed.max_by(|one, other| one.1.total_cmp(&other.1))?;
         let part = self.parts.get_mut(&start)?;
         let share = (part.rest() as f64 * own_rate / (own_rate + of_rate)) as u64;
-        let share = share.clamp(LEAST_BYTES, part.rest() - LEAST_BYTES);
+        let share = share.clamp(RELIEF_BYTES, part.rest() - RELIEF_BYTES);
         // The other fetcher has to connect anew.
         if own_wait + share as f64 / own_rate > 0.75 * time {
             return None;

@@ -63,8 +63,8 @@ impl Download {
     /// Gives a second fetcher the first range.
     fn divided(length: u64) -> Self {
         let mut download = Self::new(length);
-        let range = download.plan.probe(download.now).unwrap();
-        assert_eq!(download.plan.add(), 1);
+        assert_eq!(download.plan.add(None), 1);
+        let range = download.plan.probe(1, download.now).unwrap();
         assert!(download.plan.divide(1, range, download.now));
         download
     }
@@ -118,9 +118,9 @@ fn a_fetcher_that_stops_is_relieved_and_the_client_does_not_wait_for_it() {
 #[test]
 fn nothing_changes_until_the_server_has_shown_a_range() {
     let mut download = Download::new(40 * MIB);
-    let other = download.plan.add();
+    let other = download.plan.add(None);
     assert_eq!(download.plan.take(other, download.now), None);
-    let range = download.plan.probe(download.now).unwrap();
+    let range = download.plan.probe(other, download.now).unwrap();
     assert_eq!(range, MIB..2 * MIB, "no rate is known yet");
     // The first fetcher is faster than expected.
     download.receive(0, 3 * MIB / 2);
@@ -131,12 +131,12 @@ fn nothing_changes_until_the_server_has_shown_a_range() {
     // At 10 MiB per second, it is given half a second.
     download.pass(Duration::from_secs(1));
     download.receive(0, 10 * MIB);
-    assert_eq!(download.plan.probe(download.now).unwrap().start, 33 * MIB / 2);
+    assert_eq!(download.plan.probe(other, download.now).unwrap().start, 33 * MIB / 2);
     download.pop();
     download.receive(0, 16 * MIB);
     download.pop();
     download.receive(0, 23 * MIB / 2);
-    assert_eq!(download.plan.probe(download.now), None, "1 MiB is left");
+    assert_eq!(download.plan.probe(other, download.now), None, "1 MiB is left");
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn what_a_fetcher_gives_back_is_fetched_first() {
     download.receive(1, MIB / 4);
     download.plan.give_back(1, download.now);
     assert!(download.plan.has_ended(1));
-    let third = download.plan.add();
+    let third = download.plan.add(None);
     assert_eq!(download.plan.take(third, download.now), Some(MIB + MIB / 4..2 * MIB));
     assert_eq!(download.plan.take(1, download.now), Some(2 * MIB..3 * MIB));
     download.plan.give_back(0, download.now);
@@ -214,7 +214,7 @@ proptest! {
         events in prop::collection::vec(event(), 0..200),
     ) {
         let mut download = Download::divided(length);
-        (0..2).for_each(|_| _ = download.plan.add());
+        (0..2).for_each(|_| _ = download.plan.add(None));
         for event in events {
             match event {
                 Event::Take(fetcher) if download.plan.has_ended(fetcher) => {
@@ -248,4 +248,22 @@ fn bytes_that_arrive_one_by_one_take_no_more_memory_than_others() {
     download.receive(0, first);
     download.pop();
     assert_eq!(download.received, first + len, "the client gets them as they are");
+}
+
+#[test]
+fn a_fetcher_on_a_slow_path_begins_with_little_and_does_not_hold_up_the_client_at_the_end() {
+    // The first path carries 1.2 MiB per second, the other one a tenth of that, and the estimate is lower still.
+    for estimate in [0.05, 0.12] {
+        let mut download = Download::new(4 * MIB);
+        download.receive(0, 1);
+        download.pass(Duration::from_millis(100));
+        download.receive(0, MIB * 12 / 100);
+        let slow = download.plan.add(Some(estimate * MIB as f64));
+        let range = download.plan.probe(slow, download.now).unwrap();
+        assert_eq!(range.end - range.start, LEAST_BYTES);
+        assert!(download.plan.divide(slow, range, download.now));
+        let time = download.run(&[1.2, 0.12], Duration::from_millis(200), Duration::from_secs(60));
+        // The first path alone needs 3.33 s. Here, it has one fetcher, which waits for 0.2 s before its second range.
+        assert!(time <= Duration::from_millis(3_500), "{time:?}");
+    }
 }
