@@ -2,8 +2,9 @@
 //!
 //! The policy's schedule chooses the next class: the class of the request that is first by its discipline, or the class itself where the
 //! discipline gives shares. Classes share, and tenants within a class, by start-time fair queueing ([`Discipline::Wfq`]), measured in the
-//! tokens that their requests are expected to use. Requests of one tenant and class keep the order of the discipline. Without tenants, only
-//! the discipline counts.
+//! tokens that their requests are expected to use. [`Discipline::Lottery`] gives shares of turns: it draws the class of each turn. Requests
+//! of one tenant and class keep the order of the discipline; under the lottery, that of their arrival. Without tenants, only the discipline
+//! counts.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -45,7 +46,7 @@ struct Slot<T> {
     answer_tokens: u64,
 }
 
-/// An entry of the schedule: a request, or its class if the discipline gives shares.
+/// An entry of the schedule: a request, or its class if the discipline gives shares ([`gives_shares`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Entry {
     /// The request in this slot.
@@ -67,6 +68,17 @@ impl Entry {
         let at = name as usize / 2;
         if name.is_multiple_of(2) { Self::Request(at) } else { Self::Class(at) }
     }
+}
+
+/// Whether the schedule orders the class of a request and not the request, because the discipline gives classes shares. If it drew for each
+/// request, a class would get turns by the number of its waiting requests.
+fn gives_shares(discipline: Discipline, service: &Service) -> bool {
+    discipline == Discipline::Lottery || discipline.is_by_share(service)
+}
+
+/// Returns the order of requests of one tenant and class. The lottery has drawn their class, so it need not draw once more.
+fn within_a_class(discipline: Discipline) -> Discipline {
+    if discipline == Discipline::Lottery { Discipline::Fcfs } else { discipline }
 }
 
 /// The tenants of a class with waiting requests, or with requests since the class last had none waiting.
@@ -186,13 +198,13 @@ impl<T> Queue<T> {
         (self.all, self.shared) = (Ordered::new(discipline), Vec::new());
         as_they_waited.into_iter().for_each(|slot| self.enter(slot));
         let flows = self.classes.values_mut().flat_map(|shares| &mut shares.flows);
-        flows.for_each(|flow| flow.requests.reorder(discipline));
+        flows.for_each(|flow| flow.requests.reorder(within_a_class(discipline)));
     }
 
     /// Makes the request in a slot wait for its turn by the schedule.
     fn enter(&mut self, at: usize) {
         let Some(slot) = self.slots.get_mut(at) else { return };
-        if !self.all.clock.discipline().is_by_share(&slot.service) {
+        if !gives_shares(self.all.clock.discipline(), &slot.service) {
             slot.shared = None;
             return self.all.add(Entry::Request(at).name(), slot.service);
         }
@@ -310,7 +322,7 @@ impl Shares {
         if let Some(known) = self.flows.iter().position(|flow| flow.tenant == tenant) {
             return known;
         }
-        self.flows.push(Flow { tenant, requests: Ordered::new(discipline), slots: Slab::new() });
+        self.flows.push(Flow { tenant, requests: Ordered::new(within_a_class(discipline)), slots: Slab::new() });
         let flow = self.flows.len() - 1;
         let Ordered { clock, streams } = &mut self.tenants;
         streams.insert(clock, flow as u32, Service { weight, ..Service::default() });

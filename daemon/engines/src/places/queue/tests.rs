@@ -85,6 +85,43 @@ fn classes_share_tokens_by_their_weights_where_the_discipline_gives_shares() {
 }
 
 #[test]
+fn the_lottery_draws_a_class_by_its_weight_however_many_of_its_requests_wait() {
+    let of = |class: &str, weight| {
+        let service = Service { weight, ..Service::default() };
+        Claim { class: class.into(), service, tokens: 100, ..Claim::default() }
+    };
+    // The draws are random numbers of a fixed seed: each figure below is that of all runs.
+    let mut queue = Queue::new(Discipline::Lottery);
+    for _ in 0..1_000 {
+        queue.add(of("light", 1), "light");
+        queue.add(of("heavy", 3), "heavy");
+        queue.add(of("heavy", 3), "heavy");
+    }
+    let heavy = first(&mut queue, 1_000, "heavy");
+    assert!((710..=790).contains(&heavy), "{heavy}: three quarters of the turns");
+    queue.clear();
+    (0..300).for_each(|_| _ = queue.add(of("light", 1), "light"));
+    let overtaken: usize = (0..200)
+        .map(|_| {
+            queue.add(of("heavy", 100), "heavy");
+            std::iter::from_fn(|| serve(&mut queue)).position(|who| who == "heavy").unwrap()
+        })
+        .sum();
+    assert!(overtaken < 20, "{overtaken}: a newcomer waits for one turn in a hundred, whatever the backlog");
+    assert_eq!(first(&mut queue, 50, "light"), 50);
+}
+
+#[test]
+fn under_the_lottery_requests_of_one_tenant_and_class_come_in_the_order_of_their_arrival() {
+    let mut queue = Queue::new(Discipline::Fcfs);
+    (0..20).for_each(|at| _ = queue.add(claim("c", "ann", 1, 1), at));
+    queue.reorder(Discipline::Lottery);
+    (20..40).for_each(|at| _ = queue.add(claim("c", "ann", 1, 1), at));
+    let served: Vec<_> = std::iter::from_fn(|| serve(&mut queue)).collect();
+    assert_eq!(served, (0..40).collect::<Vec<_>>());
+}
+
+#[test]
 fn a_request_that_gives_up_costs_its_tenant_and_the_newcomers_nothing() {
     let mut queue = Queue::new(Discipline::Fcfs);
     let long = [(); 2].map(|()| queue.add(claim("c", "long", 1, 10_000), "long"));
@@ -161,7 +198,7 @@ proptest! {
     fn every_waiting_request_is_served_once(
         steps in prop::collection::vec((0..5u8, 0..3usize, 0..3usize, 0..64u32), 0..200),
     ) {
-        let disciplines = [Discipline::Fcfs, Discipline::Wfq, Discipline::Ml { low: Low::Wfq }];
+        let disciplines = [Discipline::Lottery, Discipline::Wfq, Discipline::Ml { low: Low::Wfq }];
         let mut queue = Queue::new(Discipline::Fcfs);
         let mut waiting = std::collections::BTreeSet::new();
         for (at, (step, class, tenant, name)) in steps.into_iter().enumerate() {
