@@ -47,10 +47,12 @@ mod held_events;
 mod model;
 mod overview;
 mod own;
+mod payer;
 mod request;
 mod silence;
 #[cfg(test)]
 mod tests;
+mod traced;
 mod tries;
 
 pub(crate) use self::own::acknowledge;

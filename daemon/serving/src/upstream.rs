@@ -5,17 +5,21 @@
 //! its request is idempotent, whatever the method: a POST for tokens changes nothing at an engine, and only unseen tokens are lost. An
 //! idle connection need not have carried a request: if another connection becomes free first, the request that asked for a new one
 //! does not use it. If the connection was made for the request and closes before the answer, that counts as a failure of the engine.
+//!
+//! Over HTTP/2, an engine, or a proxy in front of it, can also say that it has not processed a request: it ends the connection for later
+//! requests, or refuses this one. The gateway then tries the request once more, on whichever connection it was (RFC 9113 §8.7).
 
-use std::{collections::HashMap, error::Error as _, fmt::Write as _, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::HashMap, error::Error, fmt::Write as _, io, iter, net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
 use config::gateway::ModelSettings;
+use h2::Reason;
 use hyper::{Request, Response, Uri, body::Incoming};
 use hyper_rustls::{HttpsConnectorBuilder, MaybeHttpsStream};
 use hyper_util::{
     client::legacy::{
-        Client,
-        connect::{Connected, Connection, HttpConnector, HttpInfo},
+        Client, Error as ClientError,
+        connect::{CaptureConnection, Connected, Connection, HttpConnector, HttpInfo, capture_connection},
     },
     rt::{TokioExecutor, TokioIo, TokioTimer},
 };
@@ -64,6 +68,10 @@ struct Made(HashMap<SocketAddr, Instant>);
 /// An address is not forgotten when its connection ends, so without this maximum there would finally be one for each port.
 const MOST_MADE: usize = 4_096;
 
+/// How far a request has come on its way to an engine.
+#[derive(Debug, Default)]
+pub struct Dispatch(Option<(Instant, CaptureConnection)>);
+
 /// Why there is no answer, with the cause as text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unanswered {
@@ -110,6 +118,10 @@ impl Upstream {
             stream
         });
         let connector = Connector::new(Timeout::new(connector, connect_timeout));
+        // When a client has left, tokens of its answer may still be on their way. If h2 has forgotten that request, it counts them as
+        // errors of the engine. It remembers enough requests for all clients to leave at once. However many it has forgotten, it must not
+        // end the connection, which carries other clients' answers: engines belong to the operator and do not attack the gateway.
+        let most_remembered = 2_usize.saturating_mul(model.max_in_flight as usize);
         let mut client = Client::builder(TokioExecutor::new());
         client
             .pool_idle_timeout(IDLE_TIMEOUT)
@@ -119,6 +131,8 @@ impl Upstream {
             .http2_max_header_list_size(HEAD_BYTES)
             .http2_initial_stream_window_size(STREAM_WINDOW_BYTES)
             .http2_initial_connection_window_size(connection_window)
+            .http2_max_concurrent_reset_streams(most_remembered)
+            .http2_max_local_error_reset_streams(None)
             .http2_keep_alive_interval(KEEP_ALIVE.0)
             .http2_keep_alive_timeout(KEEP_ALIVE.1);
         let pooled = client.build(connector.clone());
@@ -127,12 +141,18 @@ impl Upstream {
     }
 
     /// Sends a request and waits for the head of the answer, without a limit in time. Dropping the future cancels the request. The
-    /// request may be sent twice, if a connection that was made before ends without any answer.
+    /// request may be sent twice, if a connection that was made before ends without any answer, or if the engine says that it has not
+    /// processed the request. `dispatch` then says how far the request has come, also if the future was dropped.
     ///
     /// # Errors
     /// There is no answer.
-    pub async fn ask(&self, request: Request<RenamedBody>) -> Result<Response<Incoming>, Unanswered> {
+    pub async fn ask(
+        &self,
+        mut request: Request<RenamedBody>,
+        dispatch: &mut Dispatch,
+    ) -> Result<Response<Incoming>, Unanswered> {
         let began = Instant::now();
+        dispatch.begin(&mut request);
         // The body is reference-counted, not copied.
         let error = match self.pooled.request(request.clone()).await {
             Ok(answer) => return Ok(answer),
@@ -140,10 +160,26 @@ impl Upstream {
         };
         let address = error.connect_info().and_then(local_address);
         let made = address.and_then(|address| self.made.lock().0.get(&address).copied());
-        if made.is_none_or(|made| made >= began) || !has_ended(&error) {
+        let was_kept = made.is_some_and(|made| made < began);
+        if !(is_unprocessed(&error) || was_kept && has_ended(&error)) {
             return Err(unanswered(&error));
         }
+        dispatch.begin(&mut request);
         self.fresh.request(request).await.map_err(|error| unanswered(&error))
+    }
+}
+
+impl Dispatch {
+    /// Notes that a request begins to wait for a connection.
+    fn begin(&mut self, request: &mut Request<RenamedBody>) {
+        self.0 = Some((Instant::now(), capture_connection(request)));
+    }
+
+    /// Returns for how long the request has waited for a connection; `None` if it has one, or was never sent.
+    #[must_use]
+    pub fn connecting_for(&self) -> Option<Duration> {
+        let (began, connection) = self.0.as_ref()?;
+        connection.connection_metadata().is_none().then(|| began.elapsed())
     }
 }
 
@@ -164,25 +200,28 @@ fn local_address(connected: &Connected) -> Option<SocketAddr> {
 }
 
 /// Whether the connection ended before the head of the answer was complete.
-fn has_ended(error: &hyper_util::client::legacy::Error) -> bool {
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        if error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_incomplete_message) {
-            return true;
-        }
-        let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
-        // The last one: TLS without a `close_notify` (RFC 8446 §6.1).
-        let ends = [io::ErrorKind::ConnectionReset, io::ErrorKind::BrokenPipe, io::ErrorKind::UnexpectedEof];
-        if kind.is_some_and(|kind| ends.contains(&kind)) {
-            return true;
-        }
-        cause = error.source();
-    }
-    false
+fn has_ended(error: &ClientError) -> bool {
+    // The last one: TLS without a `close_notify` (RFC 8446 §6.1).
+    let ends = [io::ErrorKind::ConnectionReset, io::ErrorKind::BrokenPipe, io::ErrorKind::UnexpectedEof];
+    causes(error).any(|cause| {
+        cause.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_incomplete_message)
+            || cause.downcast_ref::<io::Error>().is_some_and(|cause| ends.contains(&cause.kind()))
+    })
 }
 
-fn unanswered(error: &hyper_util::client::legacy::Error) -> Unanswered {
-    let why = causes(error);
+/// Whether the engine has said by HTTP/2 that it has not processed the request. After a GOAWAY, h2 fails only requests on later streams
+/// than the last one that the GOAWAY names.
+fn is_unprocessed(error: &ClientError) -> bool {
+    let mut causes = causes(error).filter_map(|cause| cause.downcast_ref::<h2::Error>());
+    causes.any(|cause| match cause.reason() {
+        Some(Reason::NO_ERROR) => cause.is_remote() && cause.is_go_away(),
+        Some(Reason::REFUSED_STREAM) => cause.is_remote(),
+        _ => false,
+    })
+}
+
+fn unanswered(error: &ClientError) -> Unanswered {
+    let why = reason(error);
     if error.is_connect() { Unanswered::OutOfReach(why) } else { Unanswered::Closed(why) }
 }
 
@@ -196,254 +235,23 @@ impl Unanswered {
     }
 }
 
+/// Returns the causes of an error, without itself.
+fn causes(error: &ClientError) -> impl Iterator<Item = &(dyn Error + 'static)> {
+    iter::successors(error.source(), |cause| (*cause).source())
+}
+
 /// Returns the texts of an error's causes, each once. hyper's own text about where the error happened does not help an operator.
-fn causes(error: &hyper_util::client::legacy::Error) -> String {
-    let (mut said, mut cause) = (String::new(), error.source());
-    while let Some(error) = cause {
-        let words = error.to_string();
+fn reason(error: &ClientError) -> String {
+    let mut said = String::new();
+    for cause in causes(error) {
+        let words = cause.to_string();
         if !said.contains(&words) {
             // Writing to a string cannot fail.
             _ = write!(said, "{}{words}", if said.is_empty() { "" } else { ": " });
         }
-        cause = error.source();
     }
     if said.is_empty() { error.to_string() } else { said }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::{convert::Infallible, net::SocketAddr, path::PathBuf, sync::Arc};
-
-    use bytes::Bytes;
-    use http_body_util::Full;
-    use hyper::{
-        server::conn::{http1, http2},
-        service::service_fn,
-    };
-    use rcgen::{CertifiedKey, generate_simple_self_signed};
-    use rustls::ServerConfig;
-    use rustls_pki_types::PrivateKeyDer;
-    use tokio::net::TcpListener;
-    use tokio_rustls::TlsAcceptor;
-
-    use super::*;
-
-    /// The socket of an engine with TLS, whose certificate names `name`, and which speaks the protocols of `alpn`. Also returns a file
-    /// with its certificate.
-    async fn tls_listener(name: &str, alpn: &[&str]) -> (TcpListener, TlsAcceptor, PathBuf) {
-        let CertifiedKey { cert, signing_key } = generate_simple_self_signed([name.to_owned()]).unwrap();
-        let key = PrivateKeyDer::try_from(signing_key.serialize_der()).unwrap();
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
-        let mut config = builder.with_no_client_auth().with_single_cert(vec![cert.der().clone()], key).unwrap();
-        config.alpn_protocols = alpn.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let file = std::env::temp_dir().join(format!("paced-engine-{}-{}.pem", std::process::id(), address.port()));
-        std::fs::write(&file, cert.pem()).unwrap();
-        (listener, TlsAcceptor::from(Arc::new(config)), file)
-    }
-
-    /// An engine that answers with the request's HTTP version. Returns its address, and a file with its certificate.
-    async fn engine(name: &str, alpn: &[&str]) -> (SocketAddr, PathBuf) {
-        let (listener, acceptor, file) = tls_listener(name, alpn).await;
-        let address = listener.local_addr().unwrap();
-        tokio::spawn(async move {
-            while let Ok((stream, _)) = listener.accept().await {
-                let Ok(stream) = acceptor.accept(stream).await else { continue };
-                let is_h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
-                let answer = service_fn(async |request: Request<Incoming>| {
-                    Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(format!("{:?}", request.version())))))
-                });
-                let io = TokioIo::new(stream);
-                tokio::spawn(async move {
-                    match is_h2 {
-                        true => _ = http2::Builder::new(TokioExecutor::new()).serve_connection(io, answer).await,
-                        false => _ = http1::Builder::new().serve_connection(io, answer).await,
-                    }
-                });
-            }
-        });
-        (address, file)
-    }
-
-    fn model(url: &str, ca_file: Option<PathBuf>) -> ModelSettings {
-        ModelSettings {
-            name: "large".into(),
-            engine_name: "large".into(),
-            engines: vec![url.parse().unwrap()],
-            gpus: None,
-            key_file: None,
-            ca_file,
-            health_path: None,
-            metrics_path: None,
-            max_in_flight: 4,
-            max_waiting: 0,
-            affinity: false,
-            ask_usage: false,
-            quality_percent: 100,
-        }
-    }
-
-    async fn ask(upstream: &Upstream, url: &str) -> Result<String, Unanswered> {
-        use http_body_util::BodyExt as _;
-        let request = Request::get(format!("{url}/health")).body(RenamedBody::default()).unwrap();
-        let body = upstream.ask(request).await?.into_body().collect().await.unwrap().to_bytes();
-        Ok(String::from_utf8_lossy(&body).into_owned())
-    }
-
-    #[tokio::test]
-    async fn an_engine_is_asked_by_the_newest_protocol_that_it_offers() {
-        for (alpn, version) in [
-            (&["h2", "http/1.1"][..], "HTTP/2.0"),
-            (&["http/1.1"], "HTTP/1.1"),
-            (&[], "HTTP/1.1"),
-            (&["h2"], "HTTP/2.0"),
-        ] {
-            let (address, file) = engine("localhost", alpn).await;
-            let url = format!("https://localhost:{}", address.port());
-            let upstream = Upstream::new(&model(&url, Some(file.clone()))).unwrap();
-            assert_eq!(ask(&upstream, &url).await.as_deref(), Ok(version), "{alpn:?}");
-            std::fs::remove_file(file).unwrap();
-        }
-    }
-
-    #[tokio::test]
-    async fn a_certificate_that_is_not_trusted_or_anothers_is_named_as_the_cause() {
-        let (address, file) = engine("other.example", &["h2"]).await;
-        let url = format!("https://localhost:{}", address.port());
-        let why = async |ca_file| match ask(&Upstream::new(&model(&url, ca_file)).unwrap(), &url).await {
-            Err(Unanswered::OutOfReach(why)) => why,
-            other => panic!("{other:?}"),
-        };
-        let anothers = why(Some(file.clone())).await;
-        assert!(anothers.contains("not valid for name") && anothers.contains("other.example"), "{anothers}");
-        let (_, unrelated) = engine("localhost", &[]).await;
-        let unknown = why(Some(unrelated.clone())).await;
-        // If the authority has the same name, only the signature does not match.
-        assert!(unknown.contains("UnknownIssuer") || unknown.contains("BadSignature"), "{unknown}");
-        for file in [file, unrelated] {
-            std::fs::remove_file(file).unwrap();
-        }
-    }
-
-    #[tokio::test]
-    async fn an_engine_that_takes_connections_and_says_nothing_is_out_of_reach_after_the_timeout() {
-        let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("https://localhost:{}", silent.local_addr().unwrap().port());
-        let (_, file) = engine("localhost", &[]).await;
-        let upstream = Upstream::with_timeout(&model(&url, Some(file.clone())), Duration::from_millis(20)).unwrap();
-        assert!(matches!(ask(&upstream, &url).await, Err(Unanswered::OutOfReach(_))));
-        std::fs::remove_file(file).unwrap();
-    }
-
-    /// An engine whose connections each read the given number of requests and answer all but the last, on which they end. Also
-    /// returns how many requests it has read.
-    async fn forgetful(requests: &'static [usize]) -> (String, Arc<std::sync::atomic::AtomicUsize>) {
-        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
-        let read = Arc::new(std::sync::atomic::AtomicUsize::new(0));
-        let count = read.clone();
-        tokio::spawn(async move {
-            for requests in requests {
-                let (mut stream, _) = listener.accept().await.unwrap();
-                let mut buffer = [0; 4096];
-                for left in (0..*requests).rev() {
-                    if stream.read(&mut buffer).await.unwrap() == 0 {
-                        break;
-                    }
-                    count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                    if left > 0 {
-                        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await.unwrap();
-                    }
-                }
-            }
-        });
-        (url, read)
-    }
-
-    #[tokio::test]
-    async fn a_connection_without_requests_is_closed_after_a_while() {
-        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
-        let kept = tokio::spawn(async move {
-            let (mut stream, _) = listener.accept().await.unwrap();
-            let mut buffer = [0; 4096];
-            assert!(stream.read(&mut buffer).await.unwrap() > 0);
-            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await.unwrap();
-            stream.read(&mut buffer).await.unwrap()
-        });
-        let upstream = Upstream::new(&model(&url, None)).unwrap();
-        assert_eq!(ask(&upstream, &url).await.as_deref(), Ok("ok"));
-        tokio::time::pause();
-        let end = tokio::time::timeout(10 * IDLE_TIMEOUT, kept).await;
-        assert_eq!(end.expect("the connection is closed").unwrap(), 0);
-    }
-
-    #[tokio::test]
-    async fn a_request_on_a_kept_connection_that_ends_without_an_answer_is_asked_once_more_on_a_new_one() {
-        let (url, read) = forgetful(&[2, 2, 1]).await;
-        let upstream = Upstream::new(&model(&url, None)).unwrap();
-        for requests in [1, 3] {
-            assert_eq!(ask(&upstream, &url).await.as_deref(), Ok("ok"));
-            // The pool has the connection back shortly after the answer.
-            tokio::time::sleep(Duration::from_millis(50)).await;
-            assert_eq!(read.load(std::sync::atomic::Ordering::Relaxed), requests);
-        }
-        assert!(
-            matches!(ask(&upstream, &url).await, Err(Unanswered::Closed(_))),
-            "a new connection that ends is the engine's"
-        );
-        assert_eq!(read.load(std::sync::atomic::Ordering::Relaxed), 4, "and nothing is asked twice for that");
-    }
-
-    #[tokio::test]
-    async fn a_connection_that_no_request_has_used_may_end_too() {
-        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-        const KEPT: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
-        const LAST: &[u8] = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok";
-        async fn answer(stream: &mut tokio_rustls::server::TlsStream<TcpStream>, answer: &[u8]) {
-            assert!(stream.read(&mut [0; 4096]).await.unwrap() > 0);
-            stream.write_all(answer).await.unwrap();
-        }
-        let (listener, acceptor, file) = tls_listener("localhost", &[]).await;
-        let url = format!("https://localhost:{}", listener.local_addr().unwrap().port());
-        let (ended, mut has_ended) = tokio::sync::oneshot::channel();
-        tokio::spawn(async move {
-            let mut first = acceptor.accept(listener.accept().await.unwrap().0).await.unwrap();
-            // Two requests need two connections, but the first is free again before the second is ready.
-            let (second, _) = listener.accept().await.unwrap();
-            answer(&mut first, KEPT).await;
-            answer(&mut first, KEPT).await;
-            let mut second = acceptor.accept(second).await.unwrap();
-            tokio::spawn(async move {
-                assert!(second.read(&mut [0; 4096]).await.unwrap() > 0);
-                ended.send(()).unwrap();
-            });
-            answer(&mut first, LAST).await;
-            loop {
-                let mut other = acceptor.accept(listener.accept().await.unwrap().0).await.unwrap();
-                answer(&mut other, LAST).await;
-            }
-        });
-        let upstream = Upstream::new(&model(&url, Some(file.clone()))).unwrap();
-        let (one, two) = tokio::join!(ask(&upstream, &url), ask(&upstream, &url));
-        assert_eq!([one.as_deref(), two.as_deref()], [Ok("ok"); 2]);
-        for _ in 0..1_000 {
-            assert_eq!(ask(&upstream, &url).await.as_deref(), Ok("ok"));
-            if has_ended.try_recv().is_ok() {
-                return std::fs::remove_file(file).unwrap();
-            }
-        }
-        panic!("no request was sent on the connection that none has used");
-    }
-
-    #[test]
-    fn authorities_that_cannot_be_used_are_named() {
-        let missing = PathBuf::from("/nonexistent/ca.pem");
-        let error = Upstream::new(&model("https://localhost:1", Some(missing))).unwrap_err();
-        assert!(format!("{error:#}").contains("/nonexistent/ca.pem"), "{error:#}");
-    }
-}
+mod tests;

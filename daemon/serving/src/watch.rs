@@ -28,7 +28,7 @@ use tokio::{
 
 use crate::{
     metrics::GatewayMetrics,
-    upstream::{Unanswered, Upstream},
+    upstream::{Dispatch, Unanswered, Upstream},
 };
 
 /// The longest time that an engine may take to answer, if checks are rare.
@@ -148,7 +148,7 @@ impl Checks {
         let request = Request::get(format!("{url}{path}"));
         let request = self.key.iter().fold(request, |request, key| request.header(hyper::header::AUTHORIZATION, key));
         let request = request.body(RenamedBody::default()).map_err(|error| Unanswered::Closed(error.to_string()))?;
-        self.upstream.ask(request).await
+        self.upstream.ask(request, &mut Dispatch::default()).await
     }
 
     fn longest_answer(&self) -> Duration {

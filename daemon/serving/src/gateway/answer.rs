@@ -1,9 +1,6 @@
 //! One engine's answer on its way to the client.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use engines::{
@@ -13,14 +10,13 @@ use engines::{
 use hyper::{
     Method, Response, StatusCode,
     body::{Body as _, Incoming},
-    header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderValue},
+    header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE},
 };
 use masque::h3::{Field, RequestHead, ResponseHead};
 use openai::{
     OpenAiError, Operation, RenamedBody, TokenUsage, is_about_credentials,
     sse::{EventStreamParser, MalformedEvent, TokenReport},
 };
-use quic::class::Class;
 use role::access::served::Served;
 use tokio::time::{Instant as TokioInstant, timeout, timeout_at};
 
@@ -31,14 +27,15 @@ use super::{
     exchange::Exchange,
     failed_try::{EngineRefusal, FailedTry},
     held_events::HeldEvents,
+    payer::Payer,
     silence::Silence,
+    traced::traced,
 };
 use crate::{
     LOAD,
     live::LiveRequest,
     routes::{Lesson, Route},
-    tenants::TenantRequest,
-    upstream::Unanswered,
+    upstream::{Dispatch, Unanswered},
 };
 
 /// An answer that is not a stream of events is held back up to this size until it is complete, so that the status can report a
@@ -54,11 +51,15 @@ const BYTES_PER_TOKEN: u64 = 4;
 /// The failure of an engine that reports an error within its events.
 const ERROR_EVENT: OpenAiError = OpenAiError::Engine("it reported an error within its answer");
 
+/// If a client leaves after it has waited this long for a connection, the engine counts as out of reach. The kernel repeats a lost SYN
+/// after a second (RFC 6298 §2.1), so more than one packet is lost.
+const SLOW_CONNECTION: Duration = Duration::from_millis(1_500);
+
+/// The failure of an engine that was not reached in time.
+const UNREACHED: &str = "no connection was ready in time";
+
 /// Fields of an engine's answer that are passed to the client.
 const PASSED: [&str; 3] = ["content-type", "retry-after", "x-request-id"];
-
-/// The maximum length of a client's ID of a request, in bytes. Longer ones are not passed on.
-const ID_BYTES: usize = 128;
 
 /// An attempt to get a request answered.
 pub(super) struct Pass<'a> {
@@ -89,22 +90,6 @@ pub(super) struct Done {
     pub(super) first_token: Option<Duration>,
 }
 
-/// The parties that pay for the tokens.
-pub(super) struct Payer<'a> {
-    pub(super) user: Option<&'a Arc<str>>,
-    pub(super) class: &'a Class,
-    pub(super) tenant: Option<&'a TenantRequest>,
-}
-
-impl Payer<'_> {
-    /// Notes tokens that the engine has used, before it reports its total.
-    fn pass(&self, tokens: u64) {
-        if let Some(tenant) = self.tenant {
-            tenant.pass(tokens);
-        }
-    }
-}
-
 /// An engine that answers, and what its answer teaches.
 struct Answering<'a> {
     place: &'a EnginePlace,
@@ -113,6 +98,8 @@ struct Answering<'a> {
     until: TokioInstant,
     /// When its first token passed, if tokens are streamed.
     first_token: Option<Duration>,
+    /// Whether a connection to it has taken the request.
+    is_sent: bool,
     /// The status of its answer, once that has begun.
     status: Option<StatusCode>,
     /// Its answer, if it refuses the request in an event before the first token.
@@ -142,6 +129,7 @@ impl Pass<'_> {
             lesson: self.gateway.routes.begin(&self.route, place.replica),
             until: asked + self.gateway.settings.answer_timeout,
             first_token: None,
+            is_sent: false,
             status: None,
             refusal: None,
             is_events: false,
@@ -184,14 +172,14 @@ impl Pass<'_> {
         }
     }
 
-    /// Returns the tokens that the engine has used within `elapsed`; `None` if it refused the request or failed,
-    /// because another engine may still answer, unless it took too long or sent too long an event. Without streaming,
-    /// an engine makes tokens long before the answer begins. If the client leaves or the answer takes too long, the
-    /// count is an estimate by time.
+    /// Returns the tokens that the engine has used within `elapsed`; `None` if it never got the request, or refused it or
+    /// failed, because another engine may still answer, unless it took too long or sent too long an event. Without
+    /// streaming, an engine makes tokens long before the answer begins. If the client leaves or the answer takes too
+    /// long, the count is an estimate by time.
     fn usage(&self, by: &Answering<'_>, ended: &Result<StatusCode, Failure>, elapsed: Duration) -> Option<TokenUsage> {
         let is_refused = by.status.is_some_and(|status| !status.is_success());
         match ended {
-            _ if is_refused => return None,
+            _ if is_refused || !by.is_sent => return None,
             Err(Failure::Refused(OpenAiError::EngineTimeout | OpenAiError::EventTooLong)) => {}
             Err(Failure::Refused(_)) => return None,
             _ => {}
@@ -233,8 +221,9 @@ impl Pass<'_> {
         &self,
         exchange: &mut Exchange,
         body: &RenamedBody,
-        Answering { place, until, .. }: &Answering<'_>,
+        by: &mut Answering<'_>,
     ) -> Result<Response<Incoming>, Failure> {
+        let Answering { place, until, is_sent, .. } = by;
         let url = self.model.urls.get(place.replica).ok_or(OpenAiError::NoEngine)?;
         let asked = hyper::Request::builder()
             .method(Method::POST)
@@ -242,10 +231,21 @@ impl Pass<'_> {
             .header(CONTENT_TYPE, "application/json")
             .header(ACCEPT, "application/json, text/event-stream");
         let asked = self.model.key.iter().fold(asked, |asked, key| asked.header(AUTHORIZATION, key));
-        let asked = self.traced().into_iter().fold(asked, |asked, (name, value)| asked.header(name, value));
+        let asked = traced(self.request_head, self.entry.id())
+            .into_iter()
+            .fold(asked, |asked, (name, value)| asked.header(name, value));
         let asked = asked.body(body.clone()).map_err(|_| OpenAiError::NoEngine)?;
-        let answered = timeout_at(*until, self.model.upstream.ask(asked));
-        let answer = match exchange.unless_gone(answered).await? {
+        let mut dispatch = Dispatch::default();
+        let answered = timeout_at(*until, self.model.upstream.ask(asked, &mut dispatch));
+        let answered = exchange.unless_gone(answered).await;
+        let connecting_for = dispatch.connecting_for();
+        *is_sent = connecting_for.is_none();
+        if answered.is_err() && connecting_for.is_some_and(|passed| passed >= SLOW_CONNECTION) {
+            // Otherwise, an engine that drops packets would look idle as long as no client waits until the attempt ends.
+            self.model.engines.failed(place.replica, Fault::OutOfReach, UNREACHED);
+        }
+        let answer = match answered? {
+            Err(_) if !*is_sent => return Err(OpenAiError::OutOfReach { why: UNREACHED.to_owned() }.into()),
             Err(_) => return Err(OpenAiError::EngineTimeout.into()),
             Ok(Err(Unanswered::OutOfReach(why))) => return Err(OpenAiError::OutOfReach { why }.into()),
             Ok(Err(Unanswered::Closed(why))) => {
@@ -265,16 +265,6 @@ impl Pass<'_> {
             self.model.engines.succeeded(place.replica);
         }
         Ok(answer)
-    }
-
-    /// Returns the fields that join the engine's log and its traces with the client's. Engines confuse or abort requests with the same ID,
-    /// and clients choose theirs freely, so the gateway's own ID of the request makes it unique.
-    fn traced(&self) -> Vec<(&'static str, HeaderValue)> {
-        let id = self.request_head.field("x-request-id").and_then(|id| std::str::from_utf8(id).ok());
-        let id = id.filter(|id| (1..=ID_BYTES).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic()));
-        let id = id.and_then(|id| HeaderValue::try_from(format!("{id}-{}", self.entry.id())).ok());
-        let trace = self.request_head.field("traceparent").and_then(|trace| HeaderValue::from_bytes(trace).ok());
-        [("x-request-id", id), ("traceparent", trace)].into_iter().filter_map(|(name, of)| Some((name, of?))).collect()
     }
 
     /// Returns the head of an engine's answer as the client gets it.

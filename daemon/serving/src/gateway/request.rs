@@ -21,12 +21,13 @@ use sched::class::Late;
 
 use super::{
     Gateway,
-    answer::{Done, Pass, Payer},
+    answer::{Done, Pass},
     body,
     caller::{Asker, Caller},
     end::{Ended, Failure},
     exchange::{ANSWER_TIMEOUT, Exchange},
     own::refuse,
+    payer::Payer,
 };
 use crate::{
     LOAD,

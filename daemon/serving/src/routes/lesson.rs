@@ -75,7 +75,8 @@ impl Routes {
         let at = known.first.get(route.model).map_or(usize::MAX, |first| first.saturating_add(replica));
         let answer = (route.answers > 0).then(|| known.lengths.begin(route.class, route.request.max_tokens));
         let Known { aliases, replicas, .. } = &mut *known;
-        if let Some(chooser) = route.by.and_then(|by| aliases.get_mut(by.alias)) {
+        // The prompt interrupts the answers there, whichever alias has chosen the engine, or none.
+        for chooser in aliases {
             let state = State { replicas, admitted: &[], cached: &route.cached, path: route.path };
             chooser.began(at, &route.request, &state);
         }
@@ -120,6 +121,9 @@ impl Lesson<'_> {
         if self.events % answers == 1 % answers {
             self.flights.lock().token(self.flight);
         }
+        if self.events.is_multiple_of(WINDOW) {
+            self.grow();
+        }
         if self.is_untimed {
             return;
         }
@@ -139,7 +143,16 @@ impl Lesson<'_> {
         }
     }
 
-    /// Learns from the window that ends now how long steps were and how long the answer is at least, and begins the next.
+    /// Notes how long the answer is at least, whatever the times of its events show; several answers count as one of their mean length.
+    fn grow(&self) {
+        if let Some(answer) = &self.answer {
+            let mut known = self.routes.state.lock();
+            let tokens = self.events as f64 * known.tokens_per_event(self.model, self.replica);
+            known.lengths.grow(answer, tokens / f64::from(self.answers));
+        }
+    }
+
+    /// Learns from the window that ends now how long steps were, and begins the next.
     fn learn_window(&mut self, now_ns: u64) {
         let Window { began_ns, events, batches, others: others_before } =
             std::mem::replace(&mut self.window, Window { began_ns: now_ns, ..Window::default() });
@@ -147,9 +160,6 @@ impl Lesson<'_> {
         // The last request may have come long ago.
         known.look(&self.routes.engines, now_ns);
         let per_event = known.tokens_per_event(self.model, self.replica);
-        if let Some(answer) = &self.answer {
-            known.lengths.grow(answer, self.events as f64 * per_event);
-        }
         let tokens = events as f64 * per_event;
         let Some(replica) = known.replica(self.model, self.replica) else { return };
         let step_ns = now_ns.saturating_sub(began_ns) as f64 / tokens;
@@ -221,6 +231,7 @@ impl Lesson<'_> {
 impl Drop for Lesson<'_> {
     fn drop(&mut self) {
         self.flights.lock().end(self.flight);
+        self.grow();
         if let Some(answer) = &self.answer {
             self.routes.state.lock().lengths.cut(answer);
         }

@@ -61,3 +61,50 @@ async fn a_client_that_leaves_ends_its_request_at_the_engine_without_any_delay_w
         is_ended.recv().await.unwrap();
     }
 }
+
+/// An engine that takes TCP connections and leaves their TLS handshakes unanswered: for the gateway, that is like a host that drops
+/// packets. Returns its URL, a file with authorities, and its socket.
+async fn unreachable(name: &str) -> (String, std::path::PathBuf, TcpListener) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let rcgen::CertifiedKey { cert, .. } = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let file = std::env::temp_dir().join(format!("paced-leaving-{}-{name}.pem", std::process::id()));
+    std::fs::write(&file, cert.pem()).unwrap();
+    (format!("https://{}/v1", listener.local_addr().unwrap()), file, listener)
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_before_its_engine_is_reached_pays_nothing_and_after_a_while_the_engine_has_failed() {
+    let (engine, authorities, _listener) = unreachable("left").await;
+    for (waits_ms, failed) in [(1_000, 0), (2_000, 1)] {
+        let mut settings = GatewaySettings { keys: vec![key()], ..settings(&[&engine]) };
+        settings.models[0].ca_file = Some(authorities.clone());
+        let mut client = Client::with(settings).await;
+        let body = format!(r#"{{"model":"large","messages":"{}"}}"#, "x".repeat(4_000));
+        tokio::time::pause();
+        let waiting = tokio::spawn(client.requests.send_request(chat(whole(body))));
+        sleep(Duration::from_millis(waits_ms)).await;
+        waiting.abort();
+        drop(client.requests);
+        let served = client.served.recv().await.unwrap();
+        tokio::time::resume();
+        assert_eq!((served.status, served.reason, served.usage), (None, "cancelled", None), "{waits_ms} ms");
+        assert_eq!(client.spending.of("ann", SystemTime::now()), 0);
+        let engines = &client.gateway.models[0].engines;
+        assert_eq!((engines.status()[0].failed, engines.is_alive()), (failed, failed == 0), "{waits_ms} ms");
+    }
+    std::fs::remove_file(authorities).unwrap();
+}
+
+#[tokio::test]
+async fn an_engine_that_is_not_reached_within_the_time_for_an_answer_is_out_of_reach() {
+    let (engine, authorities, _listener) = unreachable("late").await;
+    let good = super::engine("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await;
+    let mut settings = GatewaySettings { answer_timeout: Duration::from_secs(1), ..settings(&[&engine, &good]) };
+    settings.models[0].ca_file = Some(authorities.clone());
+    let mut client = Client::with(settings).await;
+    let (status, body) = client.chat(whole(r#"{"model":"large"}"#.into())).await;
+    assert_eq!((status, &body[..]), (200, &b"{}"[..]), "{}", client.served.recv().await.unwrap().reason);
+    let status = client.gateway.models[0].engines.status();
+    assert_eq!(status.iter().map(|engine| engine.failed).collect::<Vec<_>>(), [1, 0]);
+    std::fs::remove_file(authorities).unwrap();
+}

@@ -49,6 +49,50 @@ fn answers_that_have_not_ended_count_as_long_as_they_are() {
 }
 
 #[test]
+fn answers_whose_events_have_no_meaning_for_the_speed_of_steps_count_as_long_as_they_are_too() {
+    for (answers, is_held_up) in [(1, true), (4, false)] {
+        let (routes, engines) = routes(8);
+        let wanted = Wanted { max_tokens: None, answers, ..wanted(None) };
+        let route = || routes.route(named(&[0]), &wanted, ClientPath::default()).unwrap();
+        let begin = |events: u32| {
+            let mut lesson = routes.begin(&route(), take(&engines[0]).replica);
+            lesson.token();
+            if is_held_up {
+                lesson.held_up();
+            }
+            (1..events * answers).for_each(|_| lesson.token());
+            lesson
+        };
+        (0..40).for_each(|_| begin(20).learn(None, None, 400));
+        assert_eq!(route().answer_tokens(), 20);
+        let open = begin(400);
+        let with_open = route().answer_tokens();
+        assert!((26..100).contains(&with_open), "{answers} answers: {with_open}");
+        drop(open);
+        assert_eq!(route().answer_tokens(), with_open, "an answer that was cut stays that long");
+    }
+}
+
+#[test]
+fn an_answer_that_was_cut_after_a_few_tokens_had_these() {
+    let (routes, _) = routes(8);
+    let unlimited = Wanted { max_tokens: None, ..wanted(None) };
+    let route = || routes.route(named(&[0]), &unlimited, ClientPath::default()).unwrap();
+    (0..40).for_each(|_| {
+        let mut whole = routes.begin(&route(), 0);
+        (0..4).for_each(|_| whole.token());
+        whole.learn(None, None, 400);
+        let mut cut = routes.begin(&route(), 0);
+        (0..12).for_each(|_| cut.token());
+    });
+    assert_eq!(
+        route().answer_tokens(),
+        14,
+        "half have 4, and the others are expected to go on for as long as they have lasted"
+    );
+}
+
+#[test]
 fn answers_to_one_request_are_expected_to_have_so_many_times_the_tokens_of_one() {
     let (routes, _) = routes(8);
     let tokens = |answers| {

@@ -206,3 +206,31 @@ fn a_file_that_is_damaged_or_for_other_models_is_refused_with_its_name_and_its_a
     let none = settings(Routing::File(folder.0.join("none.toml")), None);
     assert!(format!("{:#}", AliasPolicies::read(&none).unwrap_err()).contains("none.toml"));
 }
+
+#[test]
+fn a_policy_that_counts_the_prompts_of_engines_counts_those_that_it_did_not_decide_about() {
+    for shadow in [None, Some(Routing::Considerate)] {
+        let mut settings = settings(Routing::Considerate, shadow);
+        settings.aliases.push(Alias {
+            name: "other".into(),
+            policy: Routing::Rule,
+            shadow: None,
+            ..settings.aliases[0].clone()
+        });
+        let other = RouteQuery { alias: Some(1), ..either(&[0, 1]) };
+        for (asked, limit_ms) in [(named(&[0]), None), (either(&[0, 1]), None), (other, Some(60_000))] {
+            let (routes, _) = routes_of(&settings, 8);
+            let curve = Curve::new(Cost { gpu_ns: 1e7, prefill_per_token_ns: 1e7, ..Cost::default() });
+            routes.recall(None, |_, _| Some(curve));
+            let decide = || routes.route(either(&[0, 1]), &wanted(Some(60_000)), ClientPath::default()).unwrap();
+            let before = decide();
+            let route = routes.route(asked, &wanted(limit_ms), ClientPath::default()).unwrap();
+            assert_eq!(route.model, before.model);
+            drop(routes.begin(&route, 0));
+            let after = decide();
+            assert!(after.predicted() > before.predicted(), "{asked:?}: its prompt took a second of the last ten");
+            let Tally { shadowed, agreed, .. } = routes.tallies()[0];
+            assert_eq!(shadowed, agreed);
+        }
+    }
+}
