@@ -4,6 +4,7 @@ use std::{collections::HashMap, future::pending, io, os::fd::OwnedFd, sync::Arc}
 
 use bpf::{egress::KernelClasses, ingress::Guard, mark::Tag};
 use config::kernel::Kernel;
+use rustix::process::geteuid;
 use tokio::{runtime, task::AbortHandle};
 
 pub use self::{
@@ -39,18 +40,22 @@ pub struct Enforcement {
 impl Enforcement {
     /// Starts the monitor, which sets up every device as configured, gives up this process's own rights, and puts the
     /// loaded programs into `tables`. A part that cannot be enforced is logged as a warning, and the daemon continues without it; on a
-    /// missing device, it is enforced as soon as the device appears. Call it before any other thread exists. Returns `None` if the
-    /// configuration names no device or no monitor starts.
+    /// missing device, it is enforced as soon as the device appears. Call it before any other thread exists, and after the program that
+    /// steers packets to workers is attached. Returns `None` if the configuration names no device or no monitor starts.
+    ///
+    /// Without devices, this process gives up the same rights, which the service may have for the sake of its workers, unless it runs as
+    /// root: a daemon that root starts by hand for a trial keeps root's access to files and the kernel's large socket buffers.
     #[must_use]
     pub fn start(config: &Kernel, tables: Arc<Tables>) -> Option<Self> {
         if config.devices.is_empty() {
+            if !geteuid().is_root() {
+                give_up_rights();
+            }
             return None;
         }
         let started = Monitor::start(&Plan::from(config));
         // Whether or not the monitor has started: nothing else in this process needs the rights.
-        if let Err(error) = rights::keep(Rights::DATA) {
-            tracing::warn!("this process could not drop its rights: {error}");
-        }
+        give_up_rights();
         let (monitor, notices) =
             started.inspect_err(|error| tracing::warn!("nothing is enforced in the kernel: {error:#}")).ok()?;
         tables.in_force.keeper_waits();
@@ -96,6 +101,13 @@ impl Drop for Enforcement {
     fn drop(&mut self) {
         // From here on, the monitor ends because this process ends it.
         self.watch.iter().for_each(AbortHandle::abort);
+    }
+}
+
+/// Gives up all rights of this process but those for moving packets.
+fn give_up_rights() {
+    if let Err(error) = rights::keep(Rights::DATA) {
+        tracing::warn!("this process could not drop its rights: {error}");
     }
 }
 
@@ -279,6 +291,9 @@ fn report(device: &str, part: &'static str, outcome: &PartOutcome) {
 
 #[cfg(test)]
 mod tests {
+    use rustix::thread::{
+        CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_keep_capabilities, set_thread_res_uid,
+    };
     use socket2::{Domain, Socket, Type};
 
     use super::*;
@@ -314,5 +329,33 @@ mod tests {
         drop((keeper, second.0));
         tokio::time::timeout(std::time::Duration::from_secs(10), followed).await.unwrap().unwrap().unwrap();
         assert_eq!(tables.in_force.restarts(), 2, "both monitors were followed");
+    }
+
+    /// The rights that a thread has left after a start without devices: the permitted ones and those in force. If `user` is given and the
+    /// thread is root's, it becomes that user's before, with all of its rights in force, as systemd starts the service (kernel.conf).
+    fn left_without_devices(user: Option<u32>) -> [CapabilitySet; 2] {
+        let started = std::thread::spawn(move || {
+            if let Some(user) = user.filter(|_| geteuid().is_root()) {
+                set_keep_capabilities(true).unwrap();
+                let user = rustix::process::Uid::from_raw(user);
+                set_thread_res_uid(user, user, user).unwrap();
+                let held = capabilities(None).unwrap();
+                set_capabilities(None, CapabilitySets { effective: held.permitted, ..held }).unwrap();
+            }
+            assert!(Enforcement::start(&Kernel::default(), Arc::default()).is_none());
+            capabilities(None).unwrap()
+        });
+        let CapabilitySets { permitted, effective, .. } = started.join().unwrap();
+        [permitted, effective]
+    }
+
+    #[test]
+    fn without_devices_only_a_daemon_of_root_keeps_rights_beyond_those_for_moving_packets() {
+        let before = capabilities(None).unwrap();
+        let of_packets = CapabilitySet::NET_BIND_SERVICE | CapabilitySet::NET_RAW;
+        assert_eq!(left_without_devices(Some(65_534)), [before.permitted & of_packets; 2]);
+        if geteuid().is_root() {
+            assert_eq!(left_without_devices(None), [before.permitted, before.effective]);
+        }
     }
 }

@@ -350,6 +350,7 @@ fn a_relay_with_a_worker_that_is_stuck_is_restarted() {
     run("systemctl daemon-reload && systemctl start paced.service");
     service.relay();
     let pid = main_pid();
+    assert_eq!(capabilities(pid), BIND_AND_RAW, "no right that only the program for the workers needed");
     // A healthy relay keeps the watchdog quiet.
     std::thread::sleep(Duration::from_secs(8));
     assert_eq!((main_pid(), property("NRestarts")), (pid, "0".into()));
