@@ -67,11 +67,9 @@ impl Daemon {
     /// # Errors
     /// A file or address that the configuration names is missing or taken.
     pub(super) async fn start(launch: Launch) -> Result<(Self, Open, Wishes)> {
-        let Launch { mut config, file, log, parts, places, door, runtime } = launch;
-        let saved = policy::prefer_saved(&mut config).unwrap_or_else(|error| {
-            tracing::error!("the saved policy cannot be used; the policy in the files is in force: {error:#}");
-            None
-        });
+        let Launch { config, file, log, parts, places, door, runtime } = launch;
+        // The daemon keeps the policy of the files, with which a reload compares them.
+        let (first, saved) = with_saved_policy(&config);
         let config = Arc::new(config);
         parts.kernel.limit(&config.kernel);
         let devices = follow_devices(&config, &parts, &runtime);
@@ -99,7 +97,7 @@ impl Daemon {
         };
         let sockets = daemon.prepare_relay(places).await?;
         let has_marks = daemon.parts.kernel.marks().is_some();
-        let policies = Policies::new(&config, saved, daemon.enforce());
+        let policies = Policies::new(&first, saved, daemon.enforce());
         if !has_marks && uses_marks(&config) {
             daemon.mark_late(&policies);
         }
@@ -184,6 +182,16 @@ impl Daemon {
     }
 }
 
+/// Returns the configuration with the policy that takes effect first, and its text if it was saved.
+fn with_saved_policy(config: &Config) -> (Config, Option<String>) {
+    let mut first = config.clone();
+    let saved = policy::prefer_saved(&mut first).unwrap_or_else(|error| {
+        tracing::error!("the saved policy cannot be used; the policy in the files is in force: {error:#}");
+        None
+    });
+    (first, saved)
+}
+
 /// Whether the tc program is to use marks, now or once a monitor has loaded it.
 fn uses_marks(config: &Config) -> bool {
     config.kernel.egress && !config.kernel.devices.is_empty()
@@ -225,4 +233,25 @@ pub(super) fn without_missing_families(mut config: Config) -> Config {
         });
     }
     config
+}
+
+#[cfg(test)]
+mod tests {
+    use config::change;
+
+    use super::*;
+
+    #[test]
+    fn the_saved_policy_takes_effect_first_and_the_files_are_compared_with_their_own() {
+        let folder = std::env::temp_dir().join(format!("paced-first-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("policy.toml"), "[class.saved]\n").unwrap();
+        let read = || Config::from_toml(&format!("state_dir = \"{}\"\n[class.files]\n", folder.display())).unwrap();
+        let config = read();
+        let (first, saved) = with_saved_policy(&config);
+        assert_eq!(saved.as_deref(), Some("[class.saved]\n"));
+        assert!(change::rows(&config, &first).iter().any(|row| row.has_changed), "it is the saved one");
+        assert!(change::rows(&config, &read()).iter().all(|row| !row.has_changed), "no file has changed");
+        std::fs::remove_dir_all(folder).unwrap();
+    }
 }

@@ -98,7 +98,7 @@ fn an_unconfirmed_trial_ends_by_itself() {
 #[test]
 fn a_reload_waits_for_the_outcome_and_what_is_saved_outlives_it() {
     lab::ring!(Netns);
-    let site = Site::new(Terms::default()).unwrap();
+    let mut site = Site::new(Terms::default()).unwrap();
     site.configure(Terms { sections: VOICE, ..Terms::default() }).unwrap();
     assert!(site.json(&["reload"]).unwrap()["revision"] == 2);
     assert!(in_force(&site).0.contains("[class.voice]"));
@@ -113,6 +113,9 @@ fn a_reload_waits_for_the_outcome_and_what_is_saved_outlives_it() {
     site.json(&["reload"]).unwrap();
     assert_eq!(in_force(&site), (saved.into(), 3, "set".into()));
     assert_eq!(site.json(&["status"]).unwrap()["saved"], true);
+    site.restart(Terms::default()).unwrap();
+    site.json(&["reload"]).unwrap();
+    site.relay.wait_for_line("configuration reloaded: no key has changed", SOON).unwrap();
     let said = |arguments: &[&str]| site.pacectl(arguments, "").unwrap();
     let precedence = "the saved policy takes precedence";
     assert!(said(&["reload"]).1.contains(precedence), "{:?}", said(&["reload"]));
