@@ -27,7 +27,7 @@ use serving::in_force::GatewayInForce;
 use tokio::{
     sync::{Semaphore, broadcast, mpsc, oneshot},
     task::spawn_blocking,
-    time::{sleep, timeout},
+    time::{sleep, timeout_at},
 };
 
 pub use self::{
@@ -126,7 +126,7 @@ pub struct Reload {
     pub done: oneshot::Sender<Result<(), String>>,
 }
 
-/// How often a policy on trial is checked, and a refused return from it is tried again.
+/// How often a refused return from a policy on trial is tried again.
 const STEP: Duration = Duration::from_secs(1);
 
 /// The control plane.
@@ -195,18 +195,16 @@ impl Control {
         // A refusal is logged once, although the return is tried again after each step.
         let mut told = None;
         loop {
-            let (number, by) = {
+            let (number, trial) = {
                 let in_force = in_force.borrow_and_update();
-                (in_force.revision.number, in_force.confirm_by)
+                (in_force.revision.number, in_force.trial)
             };
-            let Some(by) = by else {
+            let Some(trial) = trial else {
                 // It cannot be closed, because this control plane has the sender.
                 _ = in_force.changed().await;
                 continue;
             };
-            // In steps, because the machine's clock may be set.
-            let step = by.duration_since(SystemTime::now()).unwrap_or_default().min(STEP);
-            if timeout(step, in_force.changed()).await.is_ok() || SystemTime::now() < by {
+            if timeout_at(trial.at, in_force.changed()).await.is_ok() {
                 continue;
             }
             let policies = self.policies.clone();
@@ -249,9 +247,10 @@ impl Control {
     /// # Errors
     /// It is forgotten, or never existed.
     pub fn revision(&self, number: u64) -> Result<(Arc<Revision>, Option<SystemTime>), Error> {
-        let InForce { revision, confirm_by, .. } = self.in_force();
-        if number == 0 || number == revision.number {
-            return Ok((revision, confirm_by));
+        let in_force = self.in_force();
+        if number == 0 || number == in_force.revision.number {
+            let confirm_by = in_force.confirm_by();
+            return Ok((in_force.revision, confirm_by));
         }
         Ok((self.policies.revision(number)?, None))
     }

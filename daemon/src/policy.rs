@@ -17,10 +17,10 @@ use std::{
 use config::policy::{MAX_TEXT_BYTES, Policy};
 use parking_lot::{Mutex, MutexGuard};
 use state::Staged;
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 
 pub use self::{
-    history::{History, Origin, Revision},
+    history::{History, Origin, Revision, TrialEnd},
     needed::{Needed, NeededKind, needed},
     refusal::PolicyRefusal,
     submission::{MAX_CONFIRM, Submission},
@@ -90,11 +90,19 @@ pub struct InForce {
     /// The policy.
     pub revision: Arc<Revision>,
     /// When it expires, if it waits to be confirmed.
-    pub confirm_by: Option<SystemTime>,
+    pub trial: Option<TrialEnd>,
     /// Whether a saved policy takes precedence over the files at the next start or reload.
     pub is_saved: bool,
     /// The revisions that a caller can roll back to, and the one in force; oldest first.
     pub revisions: Arc<[Arc<Revision>]>,
+}
+
+impl InForce {
+    /// Returns when the policy expires by the machine's clock, if it waits to be confirmed: for people.
+    #[must_use]
+    pub fn confirm_by(&self) -> Option<SystemTime> {
+        self.trial.map(|trial| trial.by)
+    }
 }
 
 /// The writer of the policy. A change waits for the disk, the kernel, and other writers; reading the policy in force
@@ -116,9 +124,9 @@ struct State {
 
 impl State {
     fn in_force(&self) -> InForce {
-        let (revision, confirm_by) = (self.history.current().clone(), self.history.confirm_by());
+        let (revision, trial) = (self.history.current().clone(), self.history.trial());
         let revisions = self.history.revisions().cloned().collect();
-        InForce { revision, confirm_by, is_saved: self.saved.is_some(), revisions }
+        InForce { revision, trial, is_saved: self.saved.is_some(), revisions }
     }
 }
 
@@ -203,9 +211,8 @@ impl Policies {
         // A long text takes a while to read, and others wait for the lock.
         let policy = read(&text)?;
         let mut state = self.state();
-        let now = SystemTime::now();
         require(&policy, &state.needed)?;
-        state.history.admit(expected, now)?;
+        state.history.admit(expected, Instant::now())?;
         if let Some(time) = confirm_within.filter(|time| *time > MAX_CONFIRM) {
             return Err(PolicyRefusal::LongTrial { seconds: time.as_secs() });
         }
@@ -215,7 +222,7 @@ impl Policies {
         if save && confirm_within.is_some() {
             return Err(PolicyRefusal::SavedTrial);
         }
-        let revision = state.history.next(policy, text, Origin::Set, &author, now);
+        let revision = state.history.next(policy, text, Origin::Set, &author, SystemTime::now());
         if dry_run {
             return Ok(Submitted { revision: Arc::new(revision), confirm_by: None });
         }
@@ -276,7 +283,7 @@ impl Policies {
     /// The policy before it is refused; revision `number` stays in force and on trial.
     pub fn expire(&self, number: u64) -> Result<bool, PolicyRefusal> {
         let mut state = self.state();
-        if !state.history.awaits(number) || state.history.confirm_by().is_some_and(|by| by > SystemTime::now()) {
+        if !state.history.awaits(number) || state.history.trial().is_some_and(|trial| trial.at > Instant::now()) {
             return Ok(false);
         }
         let former = state.history.former(None)?;
@@ -292,7 +299,7 @@ impl Policies {
     /// [`PolicyRefusal`]; the policy in force stays.
     pub fn reload(&self, config: &config::Config, author: &str) -> Result<PolicyReload, PolicyRefusal> {
         let mut state = self.state();
-        let (needed, now) = (needed(config), SystemTime::now());
+        let needed = needed(config);
         let (text, origin) = match &state.saved {
             Some(saved) => (saved.clone(), Origin::Saved),
             None => (config.policy.to_toml(), Origin::Files),
@@ -301,14 +308,14 @@ impl Policies {
             Origin::Saved => PolicyRefusal::SavedUnfit(Box::new(refusal)),
             _ => refusal,
         })?;
-        state.history.admit(None, now)?;
+        state.history.admit(None, Instant::now())?;
         let mut done = PolicyReload { is_saved: state.saved.is_some(), ..PolicyReload::default() };
         let former = state.history.current().clone();
         if policy != former.policy {
             done.changed = config::change::policy_sections(&former.policy, &policy);
             let is_of_files = matches!(former.origin, Origin::Files | Origin::Saved);
             done.replaced = (!is_of_files).then(|| (former.number, former.author.clone()));
-            let revision = state.history.next(policy, text, origin, author, now);
+            let revision = state.history.next(policy, text, origin, author, SystemTime::now());
             self.adopt(&mut state, revision, None, false)?;
         }
         state.needed = needed;
@@ -353,10 +360,10 @@ impl Policies {
             }
             state.saved = Some(revision.text.clone());
         }
-        let revision = state.history.adopt(revision, confirm_within);
+        let revision = state.history.adopt(revision, confirm_within, Instant::now());
         self.publish(state);
         tracing::info!(revision = revision.number, author = revision.author, origin = %revision.origin, "policy in force");
-        Ok(Submitted { revision, confirm_by: state.history.confirm_by() })
+        Ok(Submitted { revision, confirm_by: state.history.trial().map(|trial| trial.by) })
     }
 
     fn publish(&self, state: &State) {

@@ -35,7 +35,23 @@ async fn a_trial_ends_although_its_caller_left_before_the_answer() {
     // The policy is put in force on another thread, which the end of the call does not stop.
     _ = control.set_policy(&caller, trial).now_or_never();
     in_force.wait_for(|in_force| in_force.revision.origin == Origin::Unconfirmed { number: 2 }).await.unwrap();
-    assert_eq!((control.in_force().revision.number, control.in_force().confirm_by), (3, None));
+    assert_eq!((control.in_force().revision.number, control.in_force().trial), (3, None));
+    keeper.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_trial_ends_in_time_although_the_clock_of_the_machine_was_set_back() {
+    let (control, _wishes) = control("");
+    let (keeper, mut in_force) = (control.clone(), control.policies.watch());
+    let keeper = tokio::spawn(async move { keeper.expire_trials().await });
+    let hour = Duration::from_secs(3_600);
+    let trial = Submission { text: ONE.into(), confirm_within: Some(hour), ..Submission::default() };
+    let begin = tokio::time::Instant::now();
+    control.set_policy(&ROOT(), trial).await.unwrap();
+    // The machine's clock shows hardly any later time, because only the time of this test passes.
+    let is_back = |in_force: &InForce| in_force.revision.origin == Origin::Unconfirmed { number: 2 };
+    timeout_at(begin + 2 * hour, in_force.wait_for(is_back)).await.expect("the trial ends").unwrap();
+    assert_eq!(begin.elapsed().as_secs(), hour.as_secs());
     keeper.abort();
 }
 

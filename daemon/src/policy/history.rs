@@ -9,6 +9,7 @@ use std::{
 
 use config::policy::Policy;
 use similar::TextDiff;
+use tokio::time::Instant;
 
 use super::PolicyRefusal;
 
@@ -73,13 +74,22 @@ pub struct Revision {
     pub diff: String,
 }
 
+/// The end of a trial.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TrialEnd {
+    /// When the trial is over. The machine's clock may be set meanwhile, so this is a time of another clock.
+    pub at: Instant,
+    /// The same by the machine's clock, as it was when the trial began: for people.
+    pub by: SystemTime,
+}
+
 /// The revisions since the daemon started.
 #[derive(Debug)]
 pub struct History {
     /// Never empty; the last one is in force.
     revisions: VecDeque<Arc<Revision>>,
     /// When the revision in force expires; `None` if it is not on trial.
-    confirm_by: Option<SystemTime>,
+    trial: Option<TrialEnd>,
 }
 
 impl History {
@@ -88,7 +98,7 @@ impl History {
     pub fn new(policy: Policy, text: String, origin: Origin, now: SystemTime) -> Self {
         let author = "paced".to_owned();
         let first = Revision { number: 1, policy, text, author, origin, since: now, diff: String::new() };
-        Self { revisions: VecDeque::from([Arc::new(first)]), confirm_by: None }
+        Self { revisions: VecDeque::from([Arc::new(first)]), trial: None }
     }
 
     /// Returns the revision in force.
@@ -105,24 +115,24 @@ impl History {
 
     /// Returns when the revision in force expires, if it is on trial.
     #[must_use]
-    pub fn confirm_by(&self) -> Option<SystemTime> {
-        self.confirm_by
+    pub fn trial(&self) -> Option<TrialEnd> {
+        self.trial
     }
 
     /// Returns whether revision `number` is in force and on trial.
     #[must_use]
     pub fn awaits(&self, number: u64) -> bool {
-        self.confirm_by.is_some() && self.current().number == number
+        self.trial.is_some() && self.current().number == number
     }
 
     /// Decides whether a caller that knew revision `expected` may set another one.
     ///
     /// # Errors
     /// The revision in force is on trial, or is not the expected one.
-    pub fn admit(&self, expected: Option<u64>, now: SystemTime) -> Result<(), PolicyRefusal> {
+    pub fn admit(&self, expected: Option<u64>, now: Instant) -> Result<(), PolicyRefusal> {
         let current = self.current();
-        if let Some(by) = self.confirm_by {
-            let seconds = by.duration_since(now).unwrap_or_default().as_secs();
+        if let Some(trial) = self.trial {
+            let seconds = trial.at.saturating_duration_since(now).as_secs();
             return Err(PolicyRefusal::Unconfirmed { number: current.number, author: current.author.clone(), seconds });
         }
         match expected {
@@ -175,9 +185,10 @@ impl History {
         find(self.revisions.iter(), number)
     }
 
-    /// Notes that a revision is now in force, and on trial if it must be confirmed.
-    pub fn adopt(&mut self, revision: Revision, confirm_within: Option<Duration>) -> Arc<Revision> {
-        self.confirm_by = confirm_within.and_then(|time| revision.since.checked_add(time));
+    /// Notes that a revision is in force from `now`, and on trial if it must be confirmed.
+    pub fn adopt(&mut self, revision: Revision, confirm_within: Option<Duration>, now: Instant) -> Arc<Revision> {
+        self.trial = confirm_within
+            .and_then(|time| Some(TrialEnd { at: now.checked_add(time)?, by: revision.since.checked_add(time)? }));
         let revision = Arc::new(revision);
         self.revisions.push_back(revision.clone());
         let size = |revision: &Arc<Revision>| revision.text.len() + revision.diff.len();
@@ -190,7 +201,7 @@ impl History {
 
     /// Notes that the revision in force was confirmed.
     pub fn confirm(&mut self) {
-        self.confirm_by = None;
+        self.trial = None;
     }
 }
 

@@ -209,7 +209,7 @@ fn an_unconfirmed_trial_restores_the_policy_before_it() {
     assert!(matches!(bench.policies.reload(&bench.config, "root"), Err(PolicyRefusal::Unconfirmed { .. })));
     assert_eq!(bench.policies.confirm(1, false).unwrap_err(), PolicyRefusal::NothingToConfirm { number: 1 });
     bench.policies.confirm(2, false).unwrap();
-    assert_eq!(bench.policies.in_force().confirm_by, None);
+    assert_eq!(bench.policies.in_force().trial, None);
 
     bench.submit(trial(ONE, Duration::from_nanos(1))).unwrap();
     bench.refuses.store(true, Relaxed);

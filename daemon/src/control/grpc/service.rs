@@ -117,7 +117,7 @@ impl v1::control_service_server::ControlService for ControlService {
             started: Some(facts.started.into()),
             revision: in_force.revision.number,
             saved: in_force.is_saved,
-            confirm_by: in_force.confirm_by.map(Into::into),
+            confirm_by: in_force.confirm_by().map(Into::into),
             listeners: facts.listeners.clone(),
             forwards: facts.forwards.iter().map(|forward| forward.text(&caller)).collect(),
             workers: facts.workers.into(),
