@@ -13,7 +13,7 @@ use config::{
     control::{Bus, ControlSettings as Settings, TcpDoor},
     targets::Protocol,
 };
-use role::bind_error::BindError;
+use role::{accept::Acceptor, bind_error::BindError};
 use rustls::ServerConfig;
 use tokio::{
     net::{TcpListener, UnixListener as Socket},
@@ -34,8 +34,10 @@ use crate::configuration::control_identity;
 pub struct Doors {
     control: SharedControl,
     runtime: Handle,
-    /// Whether the service manager has opened the Unix socket, which then cannot be moved.
-    is_given: bool,
+    /// The Unix socket, if the service manager has opened it. It then cannot be moved, and its file is not ours.
+    given: Option<UnixListener>,
+    /// Turns away callers of that socket while its door is shut.
+    turning_away: Option<AbortHandle>,
     unix: Option<(PathBuf, OpenDoor)>,
     tcp: Option<(SocketAddr, OpenDoor)>,
     bus: Option<(Bus, AbortHandle)>,
@@ -84,15 +86,21 @@ impl Shown {
     }
 }
 
-/// A Unix socket that is not served yet; dropping it removes its file.
+/// A Unix socket that is not served yet; dropping it removes its file if paced has made it.
 struct Bound {
     socket: Option<Socket>,
-    path: PathBuf,
+    own_file: Option<PathBuf>,
 }
 
 impl Bound {
     fn new(path: &Path) -> Result<Self> {
-        Ok(Self { socket: Some(grpc::bind(path)?), path: path.to_owned() })
+        Ok(Self { socket: Some(grpc::bind(path)?), own_file: Some(path.to_owned()) })
+    }
+
+    /// Returns the socket that the service manager has opened.
+    fn given(given: &UnixListener) -> Result<Self> {
+        let socket = given.try_clone().and_then(Socket::from_std);
+        Ok(Self { socket: Some(socket.context("failed to use the control socket of paced.socket")?), own_file: None })
     }
 
     fn take(mut self) -> Option<Socket> {
@@ -102,8 +110,8 @@ impl Bound {
 
 impl Drop for Bound {
     fn drop(&mut self) {
-        if self.socket.is_some() {
-            _ = std::fs::remove_file(&self.path);
+        if let (Some(_), Some(file)) = (&self.socket, &self.own_file) {
+            _ = std::fs::remove_file(file);
         }
     }
 }
@@ -116,8 +124,9 @@ impl Doors {
         runtime.spawn(async move { follower.follow_policies().await });
         runtime.spawn(async move { keeper.expire_trials().await });
         let (control, writers, bearers) = (Arc::new(control), Writers::new(&[]), Bearers::new(&[]));
-        let (unix, tcp, bus, certificates, admitting) = (None, None, None, None, Vec::new());
-        Self { control, runtime, is_given: false, unix, tcp, bus, writers, bearers, certificates, admitting }
+        let (given, turning_away, certificates, admitting) = (None, None, None, Vec::new());
+        let (unix, tcp, bus) = (None, None, None);
+        Self { control, runtime, given, turning_away, unix, tcp, bus, writers, bearers, certificates, admitting }
     }
 
     /// Opens the doors that the configuration names at the start; `given` is the Unix socket if the service manager has
@@ -126,12 +135,13 @@ impl Doors {
     /// # Errors
     /// A file of `[control.tcp]` cannot be used.
     pub fn start(&mut self, settings: &Settings, given: Option<UnixListener>) -> Result<()> {
-        self.is_given = given.is_some();
+        self.given = given;
+        let given = self.given.as_ref();
         let shown = settings.tcp.as_ref().map(Shown::read).transpose()?;
         let log = |error: &anyhow::Error| tracing::warn!("cannot serve gRPC on one address: {error:#}");
         let within = self.runtime.enter();
         let unix = settings.socket.as_ref().and_then(|path| {
-            if let Some(at) = given.as_ref().and_then(|given| elsewhere(given, path)) {
+            if let Some(at) = given.and_then(|given| elsewhere(given, path)) {
                 tracing::warn!(
                     "paced.socket listens on {}, but `socket` in [control] is {}, so paced does not listen where callers look: change \
                      ListenStream= of paced.socket, or `socket`",
@@ -139,8 +149,7 @@ impl Doors {
                     path.display()
                 );
             }
-            let given = given.map(|given| Ok(Bound { socket: Some(given.try_into()?), path: path.clone() }));
-            given.unwrap_or_else(|| Bound::new(path)).inspect_err(log).ok()
+            given.map_or_else(|| Bound::new(path), Bound::given).inspect_err(log).ok()
         });
         let tcp = settings.tcp.as_ref().and_then(|tcp| listen(tcp).inspect_err(log).ok());
         drop(within);
@@ -158,12 +167,13 @@ impl Doors {
         let _within = self.runtime.enter();
         let unix = match &settings.socket {
             Some(path) if self.unix.as_ref().is_none_or(|(known, _)| known != path) => {
+                let is_known = before.socket.as_ref() == Some(path);
                 ensure!(
-                    !self.is_given || before.socket.as_ref() == Some(path),
+                    is_known || self.given.as_ref().is_none_or(|given| elsewhere(given, path).is_none()),
                     "paced.socket has opened the control socket: to move it, change ListenStream= there and `socket` in \
                      [control], and restart both units"
                 );
-                unless_known(Bound::new(path), before.socket.as_ref() == Some(path))?
+                unless_known(self.given.as_ref().map_or_else(|| Bound::new(path), Bound::given), is_known)?
             }
             _ => None,
         };
@@ -184,7 +194,7 @@ impl Doors {
         self.bearers.replace(settings.tcp.as_ref().map_or(&[][..], |tcp| &tcp.writers));
         if let Some((path, _)) = self.unix.take_if(|(path, _)| settings.socket.as_ref() != Some(&*path)) {
             // A given socket belongs to the service manager.
-            _ = (!self.is_given).then(|| std::fs::remove_file(path));
+            _ = self.given.is_none().then(|| std::fs::remove_file(path));
         }
         drop(self.tcp.take_if(|(at, _)| settings.tcp.as_ref().is_none_or(|tcp| tcp.address != *at)));
         if let Some((_, keeper)) = self.bus.take_if(|(bus, _)| settings.bus.as_ref() != Some(&*bus)) {
@@ -204,6 +214,7 @@ impl Doors {
             let writers = self.writers.clone();
             self.unix = Some((path, self.serve(|stay| ControlListener::Unix { socket, writers, stay })));
         }
+        self.turn_away();
         if let (Some(socket), Some(tcp), Some(certificates)) = (tcp, &settings.tcp, self.certificates.clone()) {
             let bearers = self.bearers.clone();
             let listener = |stay| ControlListener::Tcp { socket, certificates, bearers, stay };
@@ -213,6 +224,33 @@ impl Doors {
             // In a task, so that a slow bus delays nothing else.
             let keeper = dbus::keep(self.control.clone(), bus.clone(), self.writers.clone());
             self.bus = Some((bus, self.runtime.spawn(keeper).abort_handle()));
+        }
+    }
+
+    /// Turns away callers of a given socket exactly while its door is shut. The service manager keeps that socket open, so without this
+    /// they would wait for an answer.
+    fn turn_away(&mut self) {
+        match &self.given {
+            Some(given) if self.unix.is_none() => {
+                if self.turning_away.is_some() {
+                    return;
+                }
+                let within = self.runtime.enter();
+                let socket = Bound::given(given).map(Bound::take);
+                drop(within);
+                let log =
+                    |error: &anyhow::Error| tracing::warn!("callers of the control socket get no answer: {error:#}");
+                let Ok(Some(socket)) = socket.inspect_err(log) else { return };
+                let counters = self.control.parts().doors.clone();
+                let turning_away = self.runtime.spawn(async move {
+                    let mut acceptor = Acceptor::new("control socket", &counters);
+                    loop {
+                        drop(acceptor.next(|| socket.accept()).await);
+                    }
+                });
+                self.turning_away = Some(turning_away.abort_handle());
+            }
+            _ => self.turning_away.take().iter().for_each(AbortHandle::abort),
         }
     }
 
@@ -254,7 +292,55 @@ fn listen(tcp: &TcpDoor) -> Result<TcpListener> {
 
 #[cfg(test)]
 mod tests {
+    use std::{error::Error, time::Duration};
+
+    use api::v1::GetStatusRequest;
+    use config::Config;
+    use tokio::time::timeout;
+    use tonic::{Code, Status, transport};
+
     use super::*;
+    use crate::control::tests::control;
+
+    /// Whether a door answers at `path`. If none does, `pacectl` must be able to tell, for its exit code.
+    async fn is_open(path: &Path) -> bool {
+        let ask = async {
+            let status = api::connect(path).await?.get_status(GetStatusRequest {}).await?;
+            Ok::<_, Box<dyn Error>>(status.into_inner().pid)
+        };
+        let Err(error) = timeout(Duration::from_secs(10), ask).await.expect("nobody waits for an answer") else {
+            return true;
+        };
+        let by_status = |status: &Status| {
+            status.code() == Code::Unavailable || status.source().is_some_and(|cause| cause.is::<transport::Error>())
+        };
+        assert!(error.is::<transport::Error>() || error.downcast_ref().is_some_and(by_status), "{error:?}");
+        false
+    }
+
+    #[tokio::test]
+    async fn a_given_socket_opens_and_shuts_by_reload_and_turns_callers_away_while_it_is_shut() {
+        let folder = std::env::temp_dir().join(format!("paced-given-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let [at, other] = ["control.sock", "other.sock"].map(|name| folder.join(name));
+        let given = UnixListener::bind(&at).unwrap();
+        given.set_nonblocking(true).unwrap();
+        let settings = |keys: &str| Config::from_toml(&format!("[control]\n{keys}\n")).unwrap().control;
+        let shut = settings("enabled = false");
+        let [open, moved] = [&at, &other].map(|path| settings(&format!("socket = \"{}\"", path.display())));
+        let (control, _wishes) = control("");
+        let mut doors = Doors::new(control, Handle::current());
+        doors.start(&shut, Some(given)).unwrap();
+        assert!(!is_open(&at).await);
+        for (before, after) in [(&shut, &open), (&open, &shut), (&shut, &open)] {
+            let prepared = doors.prepare(before, after).unwrap();
+            doors.open(prepared);
+            assert_eq!((is_open(&at).await, at.exists()), (after.socket.is_some(), true));
+        }
+        let refusal = doors.prepare(&open, &moved).err().unwrap().to_string();
+        assert!(refusal.starts_with("paced.socket has opened the control socket"), "{refusal}");
+        std::fs::remove_dir_all(folder).unwrap();
+    }
 
     #[test]
     fn a_given_socket_is_elsewhere_unless_its_path_leads_to_the_configured_one() {
