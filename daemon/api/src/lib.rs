@@ -42,6 +42,9 @@ pub const DEFINITION: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/paced.bi
 /// The longest request in bytes: a policy and its parameters.
 pub const REQUEST_BYTES: usize = config::policy::MAX_TEXT_BYTES + 4096;
 
+/// The longest request in bytes that sets no policy.
+pub const SHORT_REQUEST_BYTES: usize = 16 << 10;
+
 /// The time limit for connecting.
 const CONNECTING: Duration = Duration::from_secs(10);
 

@@ -1,24 +1,23 @@
 //! The door for D-Bus: the interface `org.paced.Control1` of the object `/org/paced/Paced1`, under the name
 //! `org.paced.Paced1`.
 //!
-//! The bus bounds what a caller may send and what waits for a slow reader (dbus-daemon(1), `<limit>`), and identifies
-//! the caller. Polkit(8) may permit further callers to write.
+//! The bus bounds what waits for a slow reader (dbus-daemon(1), `<limit>`), and identifies the caller. Polkit(8) may permit further
+//! callers to write. [`waiting`] bounds the calls that wait for either.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use anyhow::Result;
 use futures::StreamExt as _;
+use role::limits::GaugePlace;
 use tokio::sync::oneshot;
 use uplink::Destination;
 use zbus::{
     Connection, OwnedVariant,
     fdo::{DBusProxy, NameOwnerChangedStream},
     interface,
-    message::{Flags, Header},
+    message::Header,
     names::UniqueName,
     object_server::SignalEmitter,
 };
-use zbus_polkit::policykit1::{AuthorityProxy, CheckAuthorizationFlags, Subject};
 
 pub use self::bus::keep;
 use self::{
@@ -28,32 +27,47 @@ use self::{
         connection_row, engine_row, micros, path_row, request_row, revision_row, tunnel_row, uplink_row,
     },
     submission::submission,
+    waiting::{WaitingCalls, is_authorized},
     watchers::{MAX_WATCHERS, Watchers},
 };
 use super::{
     Caller, Error, Filter, PAGE, PartView, SharedControl, Writers,
     stats::{Statistics, stats_ticks},
 };
+use crate::policy::check_length;
 
 mod bus;
 mod denial;
 mod rows;
 mod submission;
+mod waiting;
 mod watchers;
-
-/// The action that polkit decides on.
-const ACTION: &str = "org.paced.Paced1.write";
+#[cfg(test)]
+mod wire;
 
 /// The interface and its handlers.
 struct Door {
     control: SharedControl,
     writers: Writers,
     watchers: Arc<Watchers>,
+    waiting: WaitingCalls,
 }
 
 impl Door {
-    /// Identifies the caller by what the bus knows of it.
+    /// Identifies the caller of a call with short arguments.
     async fn caller(&self, header: &Header<'_>, connection: &Connection) -> Result<Caller, Denial> {
+        let _place = self.waiting.short(header)?;
+        self.identify(header, connection).await
+    }
+
+    /// The same for a call that changes something: asks polkit about a caller that may not write by its user.
+    async fn writer(&self, header: &Header<'_>, connection: &Connection) -> Result<Caller, Denial> {
+        let place = self.waiting.short(header)?;
+        self.authorize(header, connection, place).await
+    }
+
+    /// Identifies the caller by what the bus knows of it.
+    async fn identify(&self, header: &Header<'_>, connection: &Connection) -> Result<Caller, Denial> {
         let sender = sender(header)?;
         let proxy = DBusProxy::new(connection).await?;
         let uid = proxy.get_connection_unix_user(sender.clone().into()).await.map_err(zbus::Error::from)?;
@@ -62,10 +76,17 @@ impl Door {
         found.map_err(|_| Denial::Failed(Error::Ending.to_string()))
     }
 
-    /// Identifies the caller like [`Door::caller`]. If the caller may not write by its user, asks polkit whether it may.
-    async fn writer(&self, header: &Header<'_>, connection: &Connection) -> Result<Caller, Denial> {
-        let mut caller = self.caller(header, connection).await?;
+    /// Identifies the caller, for which the call has a `place`. If the caller may not write by its user, asks polkit whether it may.
+    async fn authorize(
+        &self,
+        header: &Header<'_>,
+        connection: &Connection,
+        place: GaugePlace,
+    ) -> Result<Caller, Denial> {
+        let mut caller = self.identify(header, connection).await?;
+        drop(place);
         if !caller.may_write {
+            let _places = self.waiting.decision(&caller.name)?;
             caller.may_write = is_authorized(header, connection).await.unwrap_or_else(|error| {
                 tracing::debug!("polkit did not authorise {}: {error:#}", caller.name);
                 false
@@ -77,15 +98,6 @@ impl Door {
 
 fn sender<'h>(header: &'h Header<'_>) -> Result<&'h UniqueName<'h>, Denial> {
     header.sender().ok_or_else(|| Denial::AccessDenied("the caller is unknown".into()))
-}
-
-/// Asks polkit whether a caller may write; polkit may ask for a password if the call permits interaction.
-async fn is_authorized(header: &Header<'_>, connection: &Connection) -> Result<bool> {
-    let subject = Subject::new_for_message_header(header)?;
-    let asks = header.primary().flags().contains(Flags::ALLOW_INTERACTIVE_AUTH);
-    let flags = if asks { CheckAuthorizationFlags::ALLOW_USER_INTERACTION } else { CheckAuthorizationFlags::empty() };
-    let polkit = AuthorityProxy::new(connection).await?;
-    Ok(polkit.check_authorization(&subject, ACTION, &HashMap::new(), flags, "").await?.is_authorized)
 }
 
 #[interface(name = "org.paced.Control1")]
@@ -117,8 +129,11 @@ impl Door {
         #[zbus(header)] header: Header<'_>,
         #[zbus(connection)] connection: &Connection,
     ) -> Result<(u64, String), Denial> {
-        let caller = self.writer(&header, connection).await?;
+        let place = self.waiting.long(&header)?;
+        // Before the caller is known, so that only the text waits, and no longer one than a policy may have.
+        check_length(&text).map_err(Error::from)?;
         let submission = submission(text, options)?;
+        let caller = self.authorize(&header, connection, place).await?;
         let accepted = self.control.set_policy(&caller, submission).await?;
         Ok((accepted.revision.number, accepted.revision.diff.clone()))
     }

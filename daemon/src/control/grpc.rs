@@ -7,7 +7,8 @@
 //! | handshakes at once, and from one address or /64 | the oldest one ends |
 //! | requests at once over one connection | HTTP/2 makes the client wait |
 //! | of these, requests that arrive or are being answered | more wait, unread |
-//! | time until a request has arrived | it fails |
+//! | of these, answers that the client has not read, other than streams | more wait to be made |
+//! | time until a request has arrived, and until such an answer has been read | it fails |
 //! | streams of statistics and events at once of one caller | refused |
 //! | bytes of a request; of one that sets a policy, if the caller may | refused, unread |
 //! | answers to a client that reads slowly | the next one is made only once it reads; it misses events, and receives their number |
@@ -15,18 +16,19 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use api::{DEFINITION, v1::control_service_server::ControlServiceServer};
+use api::{DEFINITION, SHORT_REQUEST_BYTES, v1::control_service_server::ControlServiceServer};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
 
-use self::arriving::{ArrivingService, SHORT_BYTES};
+use self::arriving::ArrivingService;
 pub use self::{
     listener::{Certificates, ControlListener, Stay, bind},
     service::ControlService,
 };
 use super::SharedControl;
 
+mod answering;
 mod arriving;
 mod events;
 mod listener;
@@ -36,7 +38,7 @@ mod service;
 /// Requests at once over one connection.
 const REQUESTS: u32 = 64;
 
-/// How many of them may arrive or be answered at once. A stream of answers counts until it begins.
+/// How many of them may arrive or be answered at once. A stream of answers, or an answer, counts until it begins.
 const ARRIVING: usize = 8;
 
 /// How long a client may be silent before a ping checks that it is still there.
@@ -60,14 +62,14 @@ async fn try_serve(control: SharedControl, listener: ControlListener) -> Result<
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1()
         .context("the definition of the protocol is not valid")?
-        .max_decoding_message_size(SHORT_BYTES);
+        .max_decoding_message_size(SHORT_REQUEST_BYTES);
     let (accepted, doors) = mpsc::channel(1);
     let serving = Server::builder()
         .max_concurrent_streams(REQUESTS)
         .concurrency_limit_per_connection(ARRIVING)
         .http2_keepalive_interval(Some(SILENCE))
         .add_service(service)
-        .add_service(health_service.max_decoding_message_size(SHORT_BYTES))
+        .add_service(health_service.max_decoding_message_size(SHORT_REQUEST_BYTES))
         .add_service(reflection)
         .serve_with_incoming(ReceiverStream::new(doors));
     tokio::select! {

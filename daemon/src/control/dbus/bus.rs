@@ -14,6 +14,7 @@ use zbus::{
 use super::{
     super::{Happening, SharedControl, Writers},
     Door,
+    waiting::WaitingCalls,
     watchers::EndsAll,
 };
 use crate::policy::InForce;
@@ -31,7 +32,8 @@ pub async fn keep(control: SharedControl, bus: Bus, writers: Writers) {
     loop {
         // A guard ends the watches, because a reload that shuts the door drops this task while it serves.
         let watches = EndsAll::default();
-        let door = Door { control: control.clone(), writers: writers.clone(), watchers: watches.0.clone() };
+        let (control, writers, watchers) = (control.clone(), writers.clone(), watches.0.clone());
+        let door = Door { control, writers, watchers, waiting: WaitingCalls::default() };
         let error = match serve(door, &bus).await {
             Ok(()) => "the bus is gone".to_owned(),
             Err(error) => format!("{error:#}"),
@@ -116,64 +118,63 @@ fn fields(record: &AccessRecord) -> HashMap<String, zbus::Variant<'_>> {
 
 #[cfg(test)]
 mod tests {
-    use std::{os::fd::OwnedFd, sync::Arc};
+    use std::sync::Arc;
 
-    use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
-    use zbus::{
-        Message,
-        connection::socket::{ReadHalf, Socket, Split, WriteHalf},
+    use config::policy::MAX_TEXT_BYTES;
+    use tokio::time::timeout;
+    use zbus::Message;
+
+    use super::{
+        super::{waiting::ARRIVING, wire},
+        *,
+    };
+    use crate::{
+        control::{Control, tests::control},
+        policy::Submission,
     };
 
-    use super::*;
-    use crate::{control::tests::control, policy::Submission};
-
-    /// A connection to a bus that says nothing and hears everything.
-    struct Wire(Outgoing);
-
-    #[derive(Debug)]
-    struct Silence;
-
-    #[derive(Debug)]
-    struct Outgoing(UnboundedSender<Message>);
-
-    impl Socket for Wire {
-        type ReadHalf = Silence;
-        type WriteHalf = Outgoing;
-
-        fn split(self) -> Split<Silence, Outgoing> {
-            Split::new(Silence, self.0)
-        }
+    fn door(control: &Arc<Control>) -> Door {
+        let (writers, watchers) = (Writers::new(&[]), Arc::default());
+        Door { control: Arc::new(control.clone()), writers, watchers, waiting: WaitingCalls::default() }
     }
 
-    #[tonic::async_trait]
-    impl ReadHalf for Silence {
-        async fn receive_message(&mut self, _: u64, _: &mut Vec<u8>, _: &mut Vec<OwnedFd>) -> zbus::Result<Message> {
-            std::future::pending().await
+    #[tokio::test]
+    async fn calls_with_long_texts_that_wait_for_the_bus_are_bounded() {
+        let (control, _wishes) = control("");
+        let (builder, calls, mut said) = wire::silent_bus();
+        let _connection = builder.serve_at(PATH, door(&control)).build().await.unwrap();
+        let set = |bytes: usize| {
+            let call = Message::method_call(PATH, "SetPolicy").interface("org.paced.Control1");
+            let options = HashMap::<&str, zbus::Variant<'_>>::new();
+            calls.send(call.sender(":1.7").build(&("x".repeat(bytes), options)).unwrap()).unwrap();
+        };
+        // Longer than a message may be, and than a policy may be.
+        for bytes in [2 * MAX_TEXT_BYTES, MAX_TEXT_BYTES + 1] {
+            set(bytes);
+            let answer = said.recv().await.unwrap();
+            assert_eq!(answer.header().error_name().unwrap().as_str(), "org.paced.Error.Invalid", "{answer:?}");
         }
-    }
-
-    #[tonic::async_trait]
-    impl WriteHalf for Outgoing {
-        async fn send_message(&mut self, message: &Message) -> zbus::Result<()> {
-            _ = self.0.send(message.clone());
-            Ok(())
+        // The bus never says who calls.
+        for _ in 0..=ARRIVING.1 {
+            set(MAX_TEXT_BYTES);
         }
-
-        async fn close(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
+        let mut questions = 0;
+        let refusal = loop {
+            let message = timeout(PAUSE, said.recv()).await.expect("a call too many is refused").unwrap();
+            match message.header().member() {
+                Some(member) => questions += usize::from(member.as_str() == "GetConnectionUnixUser"),
+                None => break message.body().deserialize::<String>().unwrap(),
+            }
+        };
+        assert_eq!((questions, &refusal[..]), (ARRIVING.1, "32 other calls wait to be identified; try again"));
     }
 
     #[tokio::test]
     async fn a_change_of_the_policy_is_signalled_without_its_text() {
         let (control, _wishes) = control("");
         let former = control.in_force();
-        let (writers, watchers) = (Writers::new(&[]), Arc::default());
-        let door = Door { control: Arc::new(control.clone()), writers, watchers };
-        let (outgoing, mut said) = unbounded_channel();
-        let (wire, guid) = (Wire(Outgoing(outgoing)), "0123456789abcdef0123456789abcdef");
-        let connection =
-            connection::Builder::authenticated_socket(wire, guid).serve_at(PATH, door).build().await.unwrap();
+        let (builder, _calls, mut said) = wire::silent_bus();
+        let connection = builder.serve_at(PATH, door(&control)).build().await.unwrap();
         let text = "[class.secret]\n".to_owned();
         control.policies.submit(Submission { text, ..Submission::default() }).unwrap();
         let door = connection.object_server().interface::<_, Door>(PATH).await.unwrap();

@@ -1,5 +1,5 @@
 //! Bounds what requests may make the daemon hold while they arrive: their time, and their length before it is known whether they are
-//! permitted.
+//! permitted. An answer that is not a stream gets a place before it is made, and keeps it until it has been read.
 
 use std::{
     convert::Infallible,
@@ -11,7 +11,7 @@ use std::{
 };
 
 use api::{
-    REQUEST_BYTES,
+    REQUEST_BYTES, SHORT_REQUEST_BYTES,
     v1::control_service_server::{ControlServiceServer, SERVICE_NAME},
 };
 use hyper::body::{Bytes, Frame, SizeHint};
@@ -28,17 +28,18 @@ use tonic::{
 
 use super::{
     super::caller::Peer,
+    answering::{RequestLink, until_read},
     service::{ControlService, status},
 };
 
 /// How long a request may take to arrive.
 const ARRIVES_WITHIN: Duration = Duration::from_secs(30);
 
-/// The longest request, in bytes. One that sets a policy may have [`REQUEST_BYTES`].
-pub(super) const SHORT_BYTES: usize = 16 << 10;
-
 /// The call whose requests may be long.
 const SET_POLICY: &str = "SetPolicy";
+
+/// How the names of the calls begin that are answered by streams.
+const STREAMS: &str = "Watch";
 
 /// The protocol's service, for requests that are still arriving. Refuses to read policies of callers that may not set any.
 #[derive(Clone)]
@@ -51,7 +52,7 @@ impl ArrivingService {
     pub(super) fn new(service: ControlService) -> Self {
         let service = Arc::new(service);
         let server = |bytes| ControlServiceServer::from_arc(service.clone()).max_decoding_message_size(bytes);
-        Self { short: server(SHORT_BYTES), long: server(REQUEST_BYTES) }
+        Self { short: server(SHORT_REQUEST_BYTES), long: server(REQUEST_BYTES) }
     }
 }
 
@@ -68,10 +69,32 @@ impl Service<Request<Body>> for ArrivingService {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        let link = request.extensions_mut().remove::<RequestLink>();
+        let unread = link.map(|RequestLink { peer, unread }| {
+            request.extensions_mut().insert(peer);
+            unread
+        });
         let request = request.map(|body| Body::new(ArrivingBody { body, until: Box::pin(sleep(ARRIVES_WITHIN)) }));
-        let method = request.uri().path().rsplit('/').next();
-        if method != Some(SET_POLICY) {
+        let method = request.uri().path().rsplit('/').next().unwrap_or_default();
+        let unread = unread.filter(|_| !method.starts_with(STREAMS));
+        let answer = self.answer(method == SET_POLICY, request);
+        let Some(unread) = unread else { return answer };
+        Box::pin(async move {
+            let place = unread.place().await;
+            let answer = answer.await?;
+            Ok(match place {
+                Some(place) => answer.map(|body| until_read(body, place)),
+                None => answer,
+            })
+        })
+    }
+}
+
+impl ArrivingService {
+    /// Answers a request, which may be long if it sets a policy.
+    fn answer(&mut self, is_long: bool, request: Request<Body>) -> BoxFuture<Response<Body>, Infallible> {
+        if !is_long {
             return self.short.call(request);
         }
         let caller = request.extensions().get::<Peer>().map(Peer::caller);
@@ -114,7 +137,7 @@ impl hyper::body::Body for ArrivingBody {
 mod tests {
     use tonic::Code;
 
-    use super::*;
+    use super::{super::answering::UnreadAnswers, *};
     use crate::control::{Bearers, tests::control};
 
     /// A request's first bytes, after which nothing comes.
@@ -161,5 +184,28 @@ mod tests {
         for name in ["ops.example.org", "reader.example.org"] {
             assert_eq!(stalled("WatchEvents", name, 1_000_000).await, (Code::OutOfRange, 0));
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_reads_no_answers_gets_no_more_of_them_for_a_while_but_streams() {
+        let (control, _wishes) = control("");
+        let mut service = ArrivingService::new(ControlService::new(Arc::new(control)));
+        let peer = Peer::Bearer { names: vec!["reader.example.org".into()], bearers: Bearers::new(&[]) };
+        let link = RequestLink { peer, unread: UnreadAnswers::default() };
+        let mut answer = |method: &str| {
+            let mut request = Request::new(Body::new("\0".repeat(5)));
+            *request.uri_mut() = format!("/{SERVICE_NAME}/{method}").parse().unwrap();
+            request.extensions_mut().insert(link.clone());
+            service.call(request)
+        };
+        let begin = tokio::time::Instant::now();
+        let mut unread = Vec::new();
+        for _ in 0..8 {
+            unread.push(answer("GetPolicy").await.unwrap());
+        }
+        let stream = answer("WatchStats").await.unwrap();
+        assert_eq!((stream.status().as_u16(), begin.elapsed().as_secs()), (200, 0), "a stream needs no place");
+        let answered = answer("GetPolicy").await.unwrap();
+        assert_eq!((answered.status().as_u16(), begin.elapsed().as_secs()), (200, 30), "the others were given up");
     }
 }

@@ -31,7 +31,10 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 use tonic::transport::server::Connected;
 
-use super::super::caller::{Bearers, Caller, Peer, Writers};
+use super::{
+    super::caller::{Bearers, Caller, Peer, Writers},
+    answering::{RequestLink, UnreadAnswers},
+};
 use crate::certificates;
 
 /// Connections at once over one listener: of all callers, of the callers that may only read together, and of each of these. So a caller
@@ -326,6 +329,7 @@ pub(super) struct Door {
     /// `None` once the connection has to end.
     end: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
     counters: accept::AcceptCounters,
+    unread: UnreadAnswers,
     _place: CallerPlace,
 }
 
@@ -344,7 +348,8 @@ impl Door {
     ) -> Self {
         let beginning = Beginning { missing_bytes: PREFACE_BYTES, until: Box::pin(sleep(BEGINNING)) };
         let end: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(stay.end());
-        Self { stream, peer, beginning: Some(beginning), end: Some(end), counters, _place: place }
+        let (beginning, end, unread) = (Some(beginning), Some(end), UnreadAnswers::default());
+        Self { stream, peer, beginning, end, counters, unread, _place: place }
     }
 
     /// Fails once the connection has to end.
@@ -372,10 +377,10 @@ impl Door {
 }
 
 impl Connected for Door {
-    type ConnectInfo = Peer;
+    type ConnectInfo = RequestLink;
 
-    fn connect_info(&self) -> Peer {
-        self.peer.clone()
+    fn connect_info(&self) -> RequestLink {
+        RequestLink { peer: self.peer.clone(), unread: self.unread.clone() }
     }
 }
 
