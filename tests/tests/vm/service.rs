@@ -112,7 +112,9 @@ impl Service {
 
     /// Gives the unit the capabilities that enforcement in the kernel needs.
     fn grant_rights(&self) {
-        run(&format!("install -D -m 644 -t {UNITS}/paced.service.d /usr/share/paced/kernel.conf && systemctl daemon-reload"));
+        run(&format!(
+            "install -D -m 644 -t {UNITS}/paced.service.d /usr/share/paced/kernel.conf && systemctl daemon-reload"
+        ));
     }
 
     /// Sends a payload through the relay and back.
