@@ -54,9 +54,16 @@ pub struct Gate {
 
 enum State {
     Shut,
-    /// The class and the user get their reservations back if the tunnel ends before.
-    Waiting(Sleep, [Option<Reservation>; 2], TransferCost),
+    /// On the heap, because most tunnels never wait.
+    Waiting(Box<WaitingLoad>),
     Open,
+}
+
+/// A load that waits for its departure. The class and the user get their reservations back if the tunnel ends before.
+struct WaitingLoad {
+    timer: Sleep,
+    held: [Option<Reservation>; 2],
+    bytes: u64,
 }
 
 impl Gate {
@@ -105,10 +112,10 @@ impl Gate {
         loop {
             match &mut self.state {
                 State::Open => return Poll::Ready(()),
-                State::Waiting(timer, held, cost) => {
-                    ready!(timer.as_mut().poll(cx));
-                    held.iter_mut().filter_map(Option::take).for_each(Reservation::spend);
-                    self.account.use_up(cost.bytes);
+                State::Waiting(load) => {
+                    ready!(load.timer.as_mut().poll(cx));
+                    load.held.iter_mut().filter_map(Option::take).for_each(Reservation::spend);
+                    self.account.use_up(load.bytes);
                     self.state = State::Open;
                 }
                 State::Shut => {
@@ -120,7 +127,8 @@ impl Gate {
                         let at_ns = held.iter().flatten().map(|(at_ns, _)| *at_ns).max().unwrap_or(now_ns);
                         let held = held.map(|held| held.map(|(_, reservation)| reservation));
                         if at_ns > now_ns {
-                            self.state = State::Waiting((self.clock.sleep_until)(at_ns), held, cost);
+                            let timer = (self.clock.sleep_until)(at_ns);
+                            self.state = State::Waiting(Box::new(WaitingLoad { timer, held, bytes: cost.bytes }));
                             continue;
                         }
                         held.into_iter().flatten().for_each(Reservation::spend);
