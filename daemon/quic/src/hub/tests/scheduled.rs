@@ -255,7 +255,7 @@ fn flows_that_end_while_they_wait_for_a_departure_cost_their_class_nothing() {
     }
     let flow = open(&hub, 4_000);
     flow.set_terms(terms);
-    NOW_MS.set(25);
+    NOW_MS.set(11);
     send(&flow, &[&[1; 1_000]]);
     assert_eq!(transmit(&hub, FakePacket::new(10_000)).len(), 1);
 }
