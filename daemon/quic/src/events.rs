@@ -240,7 +240,10 @@ impl Subscriber for EndpointSubscriber {
 
     fn on_packet_sent(&mut self, state: &mut ConnectionState, meta: &ConnectionMeta, event: &PacketSent) {
         state.path.sent_packet();
-        state.answers.on_departure(|| meta.timestamp.duration_since_start());
+        // Only an edge asks whether its peer answers.
+        if matches!(meta.endpoint_type, EndpointType::Client { .. }) {
+            state.answers.on_departure(|| meta.timestamp.duration_since_start());
+        }
         if let Some(log) = state.tap.log() {
             let traced = log.packet_sent(event);
             // Of QUIC packets that share a datagram, the last stands for all.
