@@ -103,7 +103,7 @@ pub struct Class {
     /// The rate toward the other end of QUIC connections. Departures that wait belong to it, and give back to it what does not
     /// leave.
     pub to_peers: Option<Arc<Cap>>,
-    /// The rate toward targets. As above.
+    /// The rate toward targets. Loads that wait give their reservation back to it if their tunnel ends.
     pub to_targets: Option<Arc<Cap>>,
     /// Its marks.
     pub marks: ClassMarks,

@@ -298,8 +298,8 @@ impl StreamLedger {
             return max_data;
         }
         self.blocked.store(true, Relaxed);
-        // The limit may have grown in between. Without the fence, this side may read the old limit while the callback, on another thread,
-        // does not see that anyone is told.
+        // The limit may have grown in between. Without the fence, this thread may read the old limit while the callback, on another thread,
+        // reads that the stream is not blocked, and then nothing tells the driver.
         fence(SeqCst);
         self.max_data.load(Relaxed)
     }

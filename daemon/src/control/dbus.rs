@@ -130,7 +130,7 @@ impl Door {
         #[zbus(connection)] connection: &Connection,
     ) -> Result<(u64, String), Denial> {
         let place = self.waiting.long(&header)?;
-        // Before the caller is known, so that only the text waits, and no longer one than a policy may have.
+        // A text that is too long is refused at once, and does not wait until the caller is identified.
         check_length(&text).map_err(Error::from)?;
         let submission = submission(text, options)?;
         let caller = self.authorize(&header, connection, place).await?;

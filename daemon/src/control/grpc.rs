@@ -7,8 +7,8 @@
 //! | handshakes at once, and from one address or /64 | the oldest one ends |
 //! | requests at once over one connection | HTTP/2 makes the client wait |
 //! | of these, requests that arrive or are being answered | more wait, unread |
-//! | of these, answers that the client has not read, other than streams | more wait to be made |
-//! | time until a request has arrived, and until such an answer has been read | it fails |
+//! | unread answers over one connection, except streams | the next answer waits for a place before it is made |
+//! | time for a request to arrive, and for an answer to be read | the request fails, and the answer is cut off |
 //! | streams of statistics and events at once of one caller | refused |
 //! | bytes of a request; of one that sets a policy, if the caller may | refused, unread |
 //! | answers to a client that reads slowly | the next one is made only once it reads; it misses events, and receives their number |
@@ -38,7 +38,7 @@ mod service;
 /// Requests at once over one connection.
 const REQUESTS: u32 = 64;
 
-/// How many of them may arrive or be answered at once. A stream of answers, or an answer, counts until it begins.
+/// How many of them may arrive or be answered at once. A request counts until its answer, or its stream of answers, begins.
 const ARRIVING: usize = 8;
 
 /// How long a client may be silent before a ping checks that it is still there.

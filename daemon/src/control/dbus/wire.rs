@@ -51,7 +51,7 @@ impl WriteHalf for Outgoing {
     }
 }
 
-/// Returns a connection to a bus, the sender of messages that arrive over it, and the receiver of those that leave.
+/// Returns a connection to a bus, a sender of messages to it, and a receiver of the messages that it sends.
 pub(super) fn silent_bus() -> (Builder<'static>, UnboundedSender<Message>, UnboundedReceiver<Message>) {
     let ((calls, arriving), (leaving, said)) = (unbounded_channel(), unbounded_channel());
     let guid = "0123456789abcdef0123456789abcdef";

@@ -63,8 +63,8 @@ struct Unread {
     _place: OwnedSemaphorePermit,
 }
 
-/// Returns an answer's body that keeps the answer's place until it has been read, or until the time for that is over: then the rest of it
-/// is dropped, and its stream fails.
+/// Returns the body of an answer that holds a place. The place is given back once the client has read the body. After [`READ_WITHIN`], it is
+/// given back in any case: the rest of the body is dropped, and the stream fails.
 pub(super) fn until_read(body: Body, place: OwnedSemaphorePermit) -> Body {
     if body.is_end_stream() {
         return body;

@@ -1,5 +1,5 @@
 //! Bounds what requests may make the daemon hold while they arrive: their time, and their length before it is known whether they are
-//! permitted. An answer that is not a stream gets a place before it is made, and keeps it until it has been read.
+//! permitted. An answer takes a place before it is made, and gives it back once the client has read it; streams take none.
 
 use std::{
     convert::Infallible,

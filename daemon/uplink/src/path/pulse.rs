@@ -127,8 +127,8 @@ impl Pulse {
             return Beat::Ask;
         }
         let has_stopped = self.has_stopped(now, news, pause);
-        // If this process had to wait for a CPU, an answer may have arrived that it has not read yet. That excuses one late look: with a
-        // process that is late each time, no path would ever count as silent.
+        // A process that had to wait for a CPU may not have read the answer yet, so the first late look is excused. Only the first: a
+        // process that is always late would never find a path silent.
         let since = due_since.map(|since| match self.excused {
             Some((of, from)) if of == since => from,
             _ if is_late => self.excused.insert((since, now)).1,
@@ -178,8 +178,8 @@ mod tests {
     const RTT: Duration = Duration::from_millis(40);
     const STEP: Duration = Duration::from_millis(10);
 
-    /// Looks every 10 ms for `ms` milliseconds. `counts` tells for each of these times how many packets were heard, and since when an answer
-    /// is due. Returns all beats except [`Beat::Same`], with their times.
+    /// Looks every 10 ms for `ms` milliseconds. `counts` tells for each time how many packets were heard, and since when an answer is due.
+    /// Returns all beats except [`Beat::Same`], with their times.
     fn look(pulse: &mut Pulse, from: Instant, ms: u64, counts: impl Fn(u64) -> (u64, Option<u64>)) -> Vec<(u64, Beat)> {
         let at = |ms| from + Duration::from_millis(ms);
         let times = (0..ms).step_by(STEP.as_millis() as usize);
