@@ -94,7 +94,7 @@ fn ask(router: &mut Router, decision: &Decision, names: &[String], classes: &[St
     let state = State { replicas: &replicas, admitted: &[], cached: &cached, path: decision.path.path() };
     let choice = router.route(&request, &state, decision.at_ns)?;
     // A record does not say whether an engine began, so each request counts.
-    router.began(choice.replica, &request, &state);
+    router.began(choice.replica, &request, &state, decision.at_ns);
     Some(choice)
 }
 

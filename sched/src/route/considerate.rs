@@ -57,13 +57,10 @@ impl Watch {
     /// Advances time, and measures how busy engines are when a request arrives.
     pub fn look(&mut self, survey: &Survey<'_>) {
         let replicas = survey.state.replicas;
-        let gap_ns = survey.now_ns.saturating_sub(self.last_ns) as f64;
-        self.last_ns = self.last_ns.max(survey.now_ns);
-        self.engines.resize(replicas.len(), Engine::default());
+        self.advance(survey.state, survey.now_ns);
         for (engine, replica) in self.engines.iter_mut().zip(replicas) {
             let load = &replica.load;
             let others = if load.others_utilisation.is_finite() { load.others_utilisation.max(0.0) } else { 0.0 };
-            engine.reading *= (-gap_ns / READING_NS).exp();
             engine.in_flight += NEWEST * (f64::from(load.in_flight()) - engine.in_flight);
             engine.others += NEWEST * (others - engine.others);
             engine.unread_ns = 0.0;
@@ -88,8 +85,19 @@ impl Watch {
         }
     }
 
-    /// Notes that an engine begins to read the prompt of a request.
-    pub fn began(&mut self, at: usize, request: &RoutedRequest, state: &State<'_>) {
+    /// Forgets reading as time passes.
+    fn advance(&mut self, state: &State<'_>, now_ns: u64) {
+        let gap_ns = now_ns.saturating_sub(self.last_ns) as f64;
+        self.last_ns = self.last_ns.max(now_ns);
+        self.engines.resize(state.replicas.len(), Engine::default());
+        for engine in &mut self.engines {
+            engine.reading *= (-gap_ns / READING_NS).exp();
+        }
+    }
+
+    /// Notes that an engine begins to read the prompt of a request. Many may begin between two decisions of this policy.
+    pub fn began(&mut self, at: usize, request: &RoutedRequest, state: &State<'_>, now_ns: u64) {
+        self.advance(state, now_ns);
         if let (Some(engine), Some(replica)) = (self.engines.get_mut(at), state.replicas.get(at)) {
             let reading_ns = replica.curve.prefill_ns(request.unread_tokens(state.cached_tokens(at)));
             // No sum of prompts takes more than all time for long.

@@ -198,9 +198,9 @@ impl PolicyInUse {
     }
 
     /// Notes that an engine begins to work on a request, even if the guard or a fallback chose the engine.
-    pub fn began(&mut self, at: usize, request: &RoutedRequest, state: &State<'_>) {
+    pub fn began(&mut self, at: usize, request: &RoutedRequest, state: &State<'_>, now_ns: u64) {
         if self.looks_at_admitted() {
-            self.watch.began(at, request, state);
+            self.watch.began(at, request, state, now_ns);
         }
     }
 

@@ -126,10 +126,10 @@ impl Router {
         Some(choice)
     }
 
-    /// Notes that the engine `at` begins to work on a request: the chosen one, or another one. Without this call, the request
+    /// Notes that the engine `at` begins to work on a request at `now_ns`: the chosen one, or another one. Without this call, the request
     /// costs later ones nothing but its part of [`EngineLoad`](super::EngineLoad).
-    pub fn began(&mut self, at: usize, request: &RoutedRequest, state: &State<'_>) {
-        self.policy.began(at, request, state);
+    pub fn began(&mut self, at: usize, request: &RoutedRequest, state: &State<'_>, now_ns: u64) {
+        self.policy.began(at, request, state, now_ns);
     }
 
     /// Returns the choice for a request that the engine `to` serves, `waited_ns` after [`Router::route`] chose another one for

@@ -164,9 +164,9 @@ impl Chooser {
     }
 
     /// Notes that an engine begins to work on a request; see [`Router::began`]. The shadow sees the same.
-    pub(super) fn began(&mut self, at: usize, request: &RoutedRequest, state: &State<'_>) {
+    pub(super) fn began(&mut self, at: usize, request: &RoutedRequest, state: &State<'_>, now_ns: u64) {
         for router in std::iter::once(&mut self.policy).chain(&mut self.shadow) {
-            router.router.began(at, request, state);
+            router.router.began(at, request, state, now_ns);
         }
     }
 

@@ -78,7 +78,7 @@ impl Routes {
         // The prompt interrupts the answers there, whichever alias has chosen the engine, or none.
         for chooser in aliases {
             let state = State { replicas, admitted: &[], cached: &route.cached, path: route.path };
-            chooser.began(at, &route.request, &state);
+            chooser.began(at, &route.request, &state, now_ns);
         }
         let cached_tokens = route.cached.get(at).copied().unwrap_or_default();
         let flights = known.flights.get(at).cloned().unwrap_or_default();

@@ -123,7 +123,7 @@ fn prompts_that_will_come_while_it_answers_are_expected_as_they_came_of_late() {
     let chosen: Vec<_> = (0..12)
         .map(|at| {
             let choice = router.route(&long, &state, at * 500 * MS).unwrap();
-            router.began(choice.replica, &long, &state);
+            router.began(choice.replica, &long, &state, at * 500 * MS);
             choice.model
         })
         .collect();
@@ -131,6 +131,22 @@ fn prompts_that_will_come_while_it_answers_are_expected_as_they_came_of_late() {
     assert!(chosen.contains(&1), "two a second are more than the large engine can read in time: {chosen:?}");
     let later = router.route(&long, &state, 60_000 * MS).unwrap();
     assert_eq!(later.model, 0, "it was long ago");
+}
+
+#[test]
+fn prompts_that_others_chose_an_engine_for_are_expected_by_a_policy_that_has_not_decided_for_long_or_ever() {
+    let (long, replicas) = (request(100, 60, 3_000), [replica(0, 0, 0), replica(1, 1, 0)]);
+    let state = State { replicas: &replicas, admitted: &[], cached: &[], path: ClientPath::default() };
+    let chosen = |began_ms: std::ops::Range<u64>| {
+        let mut router = Router::new(models(), RoutingPolicy::Considerate { doubt: DOUBT });
+        for at in began_ms.step_by(250) {
+            router.began(0, &long, &state, at * MS);
+        }
+        router.route(&long, &state, 60_000 * MS).unwrap().model
+    };
+    assert_eq!(chosen(0..0), 0);
+    assert_eq!(chosen(50_000..60_000), 1, "they came until now");
+    assert_eq!(chosen(0..10_000), 0, "they came long before");
 }
 
 #[test]
@@ -299,7 +315,7 @@ fn prompts_are_counted_at_the_engine_that_reads_them_and_only_once_it_does() {
     assert_eq!(chosen, refused, "the first was refused and costs nothing");
     let moved = router.moved(chosen, (1, 0), &long, &state);
     assert_eq!((moved.replica, moved.predicted_ns), (1, chosen.predicted_ns));
-    router.began(1, &long, &state);
+    router.began(1, &long, &state, 1);
     let next = router.route(&long, &state, 2).unwrap();
     assert_eq!(next, chosen, "prompts of the one before interrupt answers at the other engine");
     assert!(router.moved(next, (1, 0), &long, &state).predicted_ns > next.predicted_ns);

@@ -36,7 +36,7 @@ pub trait Decide {
 impl Decide for Router {
     fn decide(&mut self, request: &RoutedRequest, state: &State<'_>, now_ns: u64) -> Option<ModelChoice> {
         let choice = self.route(request, state, now_ns)?;
-        self.began(choice.replica, request, state);
+        self.began(choice.replica, request, state, now_ns);
         Some(choice)
     }
 
