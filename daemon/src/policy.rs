@@ -329,7 +329,7 @@ impl Policies {
     /// The file cannot be removed from the state folder.
     pub fn forget_saved(&self) -> Result<bool, PolicyRefusal> {
         let mut state = self.state();
-        let removed = match fs::remove_file(&self.saved_file) {
+        let removed = match state::remove(&self.saved_file) {
             Ok(()) => true,
             Err(error) if error.kind() == io::ErrorKind::NotFound => false,
             Err(error) => return Err(self.not_saved(&error)),

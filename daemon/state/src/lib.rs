@@ -64,6 +64,23 @@ pub fn replace_with_mode(file: &Path, bytes: &[u8], mode: u32) -> io::Result<()>
     Staged::with_mode(file, bytes, mode)?.replace()
 }
 
+/// Removes a file, and waits until the disk knows it.
+///
+/// # Errors
+/// There is no such file, or the folder does not permit it. If only the wait fails, the file is gone, and a warning is logged.
+pub fn remove(file: &Path) -> io::Result<()> {
+    let folder = File::open(folder_of(file))?;
+    fs::remove_file(file)?;
+    folder.sync_all().unwrap_or_else(|error| {
+        tracing::warn!(file = %file.display(), %error, "removed, but a crash of this machine may bring it back");
+    });
+    Ok(())
+}
+
+fn folder_of(file: &Path) -> &Path {
+    file.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."))
+}
+
 /// The next content of a file, on disk beside it. Removed on drop unless it was put in place.
 #[derive(Debug)]
 pub struct Staged<'a> {
@@ -85,8 +102,7 @@ impl<'a> Staged<'a> {
     fn with_mode(file: &'a Path, bytes: &[u8], mode: u32) -> io::Result<Self> {
         let mut name = file.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
         name.push(".new");
-        let folder = file.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
-        let staged = Self { file, staged: file.with_file_name(name), folder: File::open(folder)? };
+        let staged = Self { file, staged: file.with_file_name(name), folder: File::open(folder_of(file))? };
         // Left by a process that was killed before it finished.
         _ = fs::remove_file(&staged.staged);
         let mut new = OpenOptions::new().write(true).create_new(true).mode(mode).open(&staged.staged)?;
@@ -196,6 +212,9 @@ mod tests {
         assert_eq!((fs::read(&file).unwrap(), names()), (b"three".to_vec(), vec!["saved.toml".into()]));
         assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o700);
         assert!(replace(&folder.join("missing/file"), b"").is_err());
+        remove(&file).unwrap();
+        assert!(names().is_empty());
+        assert_eq!(remove(&file).unwrap_err().kind(), io::ErrorKind::NotFound);
         fs::remove_dir_all(folder).unwrap();
     }
 }
