@@ -19,8 +19,8 @@ use tonic::{Status, body::Body};
 
 use super::super::caller::Peer;
 
-/// How many answers over one connection may be made or unread at once.
-const UNREAD: usize = 8;
+/// How many answers over one connection may be made or unread at once, unless one of them is long.
+const UNREAD: u32 = 8;
 
 /// How long a client may take to read an answer.
 const READ_WITHIN: Duration = Duration::from_secs(30);
@@ -34,15 +34,15 @@ pub(super) struct UnreadAnswers(Arc<Semaphore>);
 
 impl Default for UnreadAnswers {
     fn default() -> Self {
-        Self(Arc::new(Semaphore::new(UNREAD)))
+        Self(Arc::new(Semaphore::new(UNREAD as usize)))
     }
 }
 
 impl UnreadAnswers {
-    /// Waits for a place for an answer that is still to be made.
-    pub(super) async fn place(self) -> Option<OwnedSemaphorePermit> {
+    /// Waits for a place for an answer that is still to be made. A long answer takes all places.
+    pub(super) async fn place(self, is_long: bool) -> Option<OwnedSemaphorePermit> {
         // Never closed.
-        self.0.acquire_owned().await.ok()
+        self.0.acquire_many_owned(if is_long { UNREAD } else { 1 }).await.ok()
     }
 }
 
@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     async fn answer(places: &UnreadAnswers) -> Body {
-        until_read(Body::new("7".repeat(40_000)), places.clone().place().await.unwrap())
+        until_read(Body::new("7".repeat(40_000)), places.clone().place(false).await.unwrap())
     }
 
     /// Reads the next frame, and returns how many bytes it has.
@@ -174,7 +174,7 @@ mod tests {
         for _ in 0..UNREAD {
             unread.push(answer(&places).await);
         }
-        let is_free = || places.clone().place().now_or_never().is_some();
+        let is_free = || places.clone().place(false).now_or_never().is_some();
         assert!(!is_free());
 
         let mut pieces = Vec::new();
@@ -186,12 +186,15 @@ mod tests {
         assert!(is_free() && unread[0].is_end_stream());
 
         drop(unread.remove(1));
-        let held = [places.clone().place().await, places.clone().place().await];
+        let held = [places.clone().place(false).await, places.clone().place(false).await];
         assert!(!is_free());
         assert_eq!(read(&mut unread[1]).await.unwrap().unwrap(), PIECE_BYTES);
         sleep(READ_WITHIN + Duration::from_millis(1)).await;
         drop(held);
-        assert_eq!(places.0.available_permits(), UNREAD);
+        let long = places.clone().place(true).await.unwrap();
+        assert!(!is_free(), "a long answer needs all places");
+        drop(long);
+        assert_eq!(places.0.available_permits(), UNREAD as usize);
         let error = read(&mut unread[1]).await.unwrap().unwrap_err();
         assert_eq!(error.message(), "the answer was not read within 30 s");
         assert!(read(&mut unread[1]).await.is_none());

@@ -41,6 +41,9 @@ const SET_POLICY: &str = "SetPolicy";
 /// How the names of the calls begin that are answered by streams.
 const STREAMS: &str = "Watch";
 
+/// How the names of the calls begin whose answers may be long: lists, of which that of tunnels is the longest, and a policy's text.
+const LONG: [&str; 2] = ["List", "GetPolicy"];
+
 /// The protocol's service, for requests that are still arriving. Refuses to read policies of callers that may not set any.
 #[derive(Clone)]
 pub(super) struct ArrivingService {
@@ -78,10 +81,11 @@ impl Service<Request<Body>> for ArrivingService {
         let request = request.map(|body| Body::new(ArrivingBody { body, until: Box::pin(sleep(ARRIVES_WITHIN)) }));
         let method = request.uri().path().rsplit('/').next().unwrap_or_default();
         let unread = unread.filter(|_| !method.starts_with(STREAMS));
+        let is_long = LONG.iter().any(|names| method.starts_with(names));
         let answer = self.answer(method == SET_POLICY, request);
         let Some(unread) = unread else { return answer };
         Box::pin(async move {
-            let place = unread.place().await;
+            let place = unread.place(is_long).await;
             let answer = answer.await?;
             Ok(match place {
                 Some(place) => answer.map(|body| until_read(body, place)),
@@ -201,11 +205,13 @@ mod tests {
         let begin = tokio::time::Instant::now();
         let mut unread = Vec::new();
         for _ in 0..8 {
-            unread.push(answer("GetPolicy").await.unwrap());
+            unread.push(answer("GetStatus").await.unwrap());
         }
         let stream = answer("WatchStats").await.unwrap();
         assert_eq!((stream.status().as_u16(), begin.elapsed().as_secs()), (200, 0), "a stream needs no place");
-        let answered = answer("GetPolicy").await.unwrap();
-        assert_eq!((answered.status().as_u16(), begin.elapsed().as_secs()), (200, 30), "the others were given up");
+        let long = answer("GetPolicy").await.unwrap();
+        assert_eq!((long.status().as_u16(), begin.elapsed().as_secs()), (200, 30), "the others were given up");
+        let list = answer("ListTunnels").await.unwrap();
+        assert_eq!((list.status().as_u16(), begin.elapsed().as_secs()), (200, 60), "one long answer at a time");
     }
 }
