@@ -9,7 +9,7 @@
 //!
 //! This policy computes a worth for each engine: the quality of its answer, times the chance that the answer is in time,
 //! less the chances that admitted requests lose. The highest worth wins, so a large model answers as long as no other
-//! request pays for it.
+//! request pays for it. An engine that is predicted late is chosen only if all are.
 
 use super::{
     admitted::Commitment,
@@ -111,7 +111,8 @@ impl Watch {
         engine.map_or(candidate, |engine| candidate.later(engine.unread_ns, engine.stretch, slo))
     }
 
-    /// Returns the choice with the highest worth, or `None` without a replica. `doubt` is the factor by which predictions may be wrong.
+    /// Returns the choice with the highest worth of all in time, or else the cheapest; `None` without a replica. `doubt` is
+    /// the factor by which predictions may be wrong.
     pub fn choose(&self, survey: &Survey<'_>, doubt: f64) -> Option<ModelChoice> {
         let worth = |candidate: Candidate| {
             let candidate = self.predict(candidate, &survey.request.slo);
@@ -122,9 +123,8 @@ impl Watch {
         let better = |one: &(f64, Candidate), other: &(f64, Candidate)| {
             (one.0, -one.1.tightness) > (other.0, -other.1.tightness)
         };
-        let all = survey::open(survey).map(worth);
-        let (_, best) = all.reduce(|best, next| if better(&next, &best) { next } else { best })?;
-        if best.tightness <= 1.0 {
+        let in_time = survey::open(survey).map(worth).filter(|(_, candidate)| candidate.tightness <= 1.0);
+        if let Some((_, best)) = in_time.reduce(|best, next| if better(&next, &best) { next } else { best }) {
             return Some(best.choice(Reason::Worth));
         }
         // A request that is late anyway goes to the cheapest engine, where it delays other requests least.

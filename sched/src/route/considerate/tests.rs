@@ -116,6 +116,25 @@ fn prompts_that_an_engine_has_not_read_yet_come_before_that_of_the_request() {
 }
 
 #[test]
+fn an_engine_in_time_is_chosen_although_a_late_one_is_worth_more_and_the_cheapest_is_late_too() {
+    let models = [(1, 1.0), (2, 0.6), (3, 0.3)].map(|(id, reward)| Model { id, rewards: vec![reward] });
+    let [large, mut middle, mut small] = [replica(0, 0, 0), replica(0, 1, 0), replica(1, 2, 8)];
+    middle.curve = Curve::new(Cost { gpu_ns: 19e6, ..middle.curve.cost() });
+    (middle.model, small.model) = (1, 2);
+    (small.load.waiting, small.load.outstanding_tokens) = (8, 4_000);
+    let replicas = [large, middle, small];
+    let state = State { replicas: &replicas, admitted: &[], cached: &[], path: ClientPath::default() };
+    let chosen = |budget_ms| {
+        let mut router = Router::new(models.clone().into(), RoutingPolicy::Considerate { doubt: DOUBT });
+        let choice = router.route(&request(100, 60, budget_ms), &state, 0).unwrap();
+        (choice.model, choice.reason, choice.in_time)
+    };
+    assert_eq!(chosen(1_950), (0, Reason::Worth, true));
+    assert_eq!(chosen(1_870), (1, Reason::Worth, true), "the large one takes 1,900 ms, and this one 1,840");
+    assert_eq!(chosen(1_800), (2, Reason::NoneInTime, false));
+}
+
+#[test]
 fn prompts_that_will_come_while_it_answers_are_expected_as_they_came_of_late() {
     let (long, replicas) = (request(100, 60, 3_000), [replica(0, 0, 0), replica(1, 1, 0)]);
     let state = State { replicas: &replicas, admitted: &[], cached: &[], path: ClientPath::default() };
