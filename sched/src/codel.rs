@@ -49,6 +49,12 @@ impl Codel {
         }
     }
 
+    /// Whether it was created with these settings.
+    #[must_use]
+    pub const fn is_for(&self, target_ns: u64, interval_ns: u64) -> bool {
+        self.target_ns == target_ns && self.interval_ns == interval_ns
+    }
+
     /// Decides about a packet taken out of the queue at `now_ns` after waiting for `sojourn_ns`, with
     /// `backlog_bytes` left behind it (RFC 8289 §5.5; the loop there is left to the caller).
     pub fn on_dequeue(&mut self, now_ns: u64, sojourn_ns: u64, backlog_bytes: usize) -> CodelVerdict {

@@ -133,12 +133,15 @@ impl Backlog {
     }
 
     fn waited_too_long(&mut self, now_ns: u64, sojourn_ns: u64, rule: DropRule) -> bool {
+        // The class may have changed, and with it the rule.
+        let codel = self.codel.take();
         match rule {
             DropRule::Oldest => false,
             DropRule::Sojourn(limit) => u128::from(sojourn_ns) > limit.as_nanos(),
             DropRule::CoDel { target, interval } => {
                 let [target_ns, interval_ns] = [target, interval].map(|span| span.as_nanos() as u64);
-                let codel = self.codel.get_or_insert_with(|| Box::new(Codel::new(target_ns, interval_ns)));
+                let codel = codel.filter(|codel| codel.is_for(target_ns, interval_ns));
+                let codel = self.codel.insert(codel.unwrap_or_else(|| Box::new(Codel::new(target_ns, interval_ns))));
                 let behind_bytes = self.payloads.bytes() - self.payloads.front().map_or(0, <[u8]>::len);
                 codel.on_dequeue(now_ns, sojourn_ns, behind_bytes) == CodelVerdict::Drop
             }
@@ -230,5 +233,30 @@ mod tests {
             }
             assert_eq!(losses.stale.load(Relaxed) > 0, drops, "{waiting} payloads of {len} bytes");
         }
+    }
+    #[test]
+    fn a_tunnel_of_a_class_whose_codel_changes_is_judged_by_the_new_numbers() {
+        const MS: u64 = 1_000_000;
+        let codel = |target_ms, interval_ms| DropRule::CoDel {
+            target: Duration::from_millis(target_ms),
+            interval: Duration::from_millis(interval_ms),
+        };
+        let terms = |drop| Arc::new(Class::of(ClassSettings { drop, ..ClassSettings::named("x") })).terms(None);
+        let losses = Arc::<Losses>::default();
+        let mut backlog = Backlog::new(1 << 20, losses.clone());
+        let mut dropped_from = |begin_ms: u64, terms: &Terms| {
+            let before = losses.stale.load(Relaxed);
+            for now_ns in (begin_ms..begin_ms + 1_000).step_by(10).map(|now_ms| now_ms * MS) {
+                while backlog.len() < 4 {
+                    backlog.push(&[0; 800], now_ns - 50 * MS);
+                }
+                assert!(backlog.front(now_ns, terms, Expiry::Soft).is_some());
+                backlog.pop();
+            }
+            losses.stale.load(Relaxed) > before
+        };
+        assert!(dropped_from(1_000, &terms(codel(5, 100))));
+        assert!(!dropped_from(2_000, &terms(codel(500, 1_000))));
+        assert!(dropped_from(3_000, &terms(codel(5, 100))));
     }
 }

@@ -291,6 +291,8 @@ impl Outbox {
                     filled.too_big += 1;
                 }
                 Err(_) => {
+                    // It waits on.
+                    queue.payloads.judge_again();
                     if filled.sent > 0 {
                         break;
                     }
