@@ -49,7 +49,8 @@ impl Arbiter {
         }
     }
 
-    /// Charges `side` for `bytes` that it sent while `waiting` of its streams or flows had something to send.
+    /// Charges `side` for `bytes` that it sent while the other side waited at the same rank, and `waiting` of its own streams
+    /// or flows did; 0 counts as 1.
     pub fn sent(&mut self, side: Side, bytes: u64, waiting: usize) {
         let (own, other) = match side {
             Side::Streams => (&mut self.streams, &mut self.datagrams),

@@ -36,6 +36,8 @@ use crate::pifo::Pifo;
 pub struct Streams {
     known: Vec<Option<Stream>>,
     queue: Pifo<Rank>,
+    /// How many waiting streams take turns with all others of their rank.
+    in_turns: usize,
 }
 
 /// Memory for this many streams is not worth releasing.
@@ -51,7 +53,7 @@ impl Streams {
     /// Creates an empty set without allocating.
     #[must_use]
     pub const fn new() -> Self {
-        Self { known: Vec::new(), queue: Pifo::new() }
+        Self { known: Vec::new(), queue: Pifo::new(), in_turns: 0 }
     }
 
     /// Adds `stream`, with nothing to send yet. It replaces any stream of this name.
@@ -69,6 +71,8 @@ impl Streams {
         let Some(known) = known(&mut self.known, stream) else { return };
         let (rank, waits) = (known.rank(clock), self.queue.contains(stream));
         known.account.change(&known.service, &service, clock, waits);
+        let [turned, turns] = [&known.service, &service].map(|of| usize::from(waits && clock.takes_turns(of)));
+        self.in_turns = self.in_turns + turns - turned;
         known.service = service;
         let changed = known.rank(clock);
         if changed != rank && waits {
@@ -88,6 +92,7 @@ impl Streams {
             && !self.queue.contains(stream)
         {
             known.account.open(&known.service, clock);
+            self.in_turns += usize::from(clock.takes_turns(&known.service));
             self.queue.push(stream, known.rank(clock));
         }
     }
@@ -126,6 +131,7 @@ impl Streams {
             && let Some(known) = known(&mut self.known, stream)
         {
             Account::close(&known.service, clock);
+            self.in_turns -= usize::from(clock.takes_turns(&known.service));
         }
     }
 
@@ -134,6 +140,7 @@ impl Streams {
     pub fn reorder(&mut self, clock: &mut DisciplineClock) {
         self.known.iter_mut().flatten().for_each(|known| known.account = Account::default());
         let waiting: Vec<_> = std::iter::from_fn(|| self.queue.pop()).collect();
+        self.in_turns = 0;
         waiting.into_iter().for_each(|(stream, _)| self.wake(clock, stream));
     }
 
@@ -160,6 +167,12 @@ impl Streams {
     #[must_use]
     pub const fn len(&self) -> usize {
         self.queue.len()
+    }
+
+    /// Returns how many of these streams take turns with all others of their rank, because nothing else orders them.
+    #[must_use]
+    pub const fn in_turns(&self) -> usize {
+        self.in_turns
     }
 
     /// Returns whether no stream has anything to send.

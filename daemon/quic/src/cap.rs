@@ -5,10 +5,16 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use sched::pace::Pace;
 
+/// How many bytes of a stream count as one packet, for classes with a limit in packets per second.
+pub(crate) const STREAM_BYTES_PER_PACKET: u64 = 1_200;
+
 /// A limit that all traffic of a class or of a user shares, in bytes or packets per second or both ([`Pace`]). Departures
 /// are reserved in the order of turns, so waiting for one costs no other stream or tunnel its turn.
 #[derive(Debug)]
-pub struct Cap(Mutex<Paces>);
+pub struct Cap {
+    paces: Mutex<Paces>,
+    turn_bytes: u64,
+}
 
 #[derive(Debug)]
 struct Paces {
@@ -21,17 +27,30 @@ impl Cap {
     /// How many nanoseconds' worth of traffic may leave at once after a silence.
     const BURST_NS: u64 = 10_000_000;
 
+    /// The part of a second's traffic that a stream sends in a turn: 100 µs.
+    const TURNS_PER_SEC: u64 = 10_000;
+
     /// Returns a cap that nothing has used yet; `None` if there is no limit.
     #[must_use]
     pub fn new(bytes_per_sec: Option<u64>, packets_per_sec: Option<u64>) -> Option<Self> {
         let pace = |per_sec: Option<u64>| per_sec.map(|per_sec| Pace::new(per_sec, Self::BURST_NS));
         let paces = Paces { bytes: pace(bytes_per_sec), packets: pace(packets_per_sec) };
-        (paces.bytes.is_some() || paces.packets.is_some()).then(|| Self(Mutex::new(paces)))
+        let in_packets = packets_per_sec.map(|per_sec| per_sec.saturating_mul(STREAM_BYTES_PER_PACKET));
+        let bytes_per_sec = [bytes_per_sec, in_packets].into_iter().flatten().min()?;
+        let turn_bytes = (bytes_per_sec / Self::TURNS_PER_SEC).max(STREAM_BYTES_PER_PACKET);
+        Some(Self { paces: Mutex::new(paces), turn_bytes })
+    }
+
+    /// Returns how many bytes of a stream may leave in one turn. A tunnel reserves a departure for one payload at a time, so next to long
+    /// turns of streams it would get a small part of the rate.
+    #[must_use]
+    pub const fn turn_bytes(&self) -> u64 {
+        self.turn_bytes
     }
 
     /// Reserves a departure for `bytes` and `packets`, and returns when it is due: `now_ns` or later.
     pub fn reserve(&self, now_ns: u64, bytes: u64, packets: u64) -> u64 {
-        let mut paces = self.0.lock();
+        let mut paces = self.paces.lock();
         let Paces { bytes: by_bytes, packets: by_packets } = &mut *paces;
         let ready_ns = |pace: &Option<Pace>| pace.map_or(now_ns, |pace| pace.ready_at(now_ns));
         let at_ns = ready_ns(by_bytes).max(ready_ns(by_packets));
@@ -50,7 +69,7 @@ impl Cap {
 
     /// Gives back the reservation for `bytes` in `packets` that will not leave.
     fn give_back(&self, bytes: u64, packets: u64) {
-        let mut paces = self.0.lock();
+        let mut paces = self.paces.lock();
         let Paces { bytes: by_bytes, packets: by_packets } = &mut *paces;
         for (pace, unsent) in [(by_bytes, bytes), (by_packets, packets)] {
             if let Some(pace) = pace {

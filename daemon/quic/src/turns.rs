@@ -25,6 +25,8 @@ pub struct Turns {
     /// Bytes that were handed over and have not left: the total of bytes that are gone once these have left, and their
     /// rank.
     handed: VecDeque<(u64, Rank)>,
+    /// How often the discipline has changed: ranks of before do not compare with ranks of now.
+    changes: u64,
     gone_bytes: u64,
     arbiter: Arbiter,
     /// Whether the last packet went to datagrams although streams of unknown rank wanted it.
@@ -45,6 +47,7 @@ impl Turns {
             streams: Streams::new(),
             flows: Streams::new(),
             handed: VecDeque::new(),
+            changes: 0,
             gone_bytes: 0,
             arbiter: Arbiter::default(),
             yielded: false,
@@ -62,8 +65,8 @@ impl Turns {
         self.clock = stream::DisciplineClock::new(discipline, seed);
         self.streams.reorder(&mut self.clock);
         self.flows.reorder(&mut self.clock);
-        // Old ranks do not compare with new ones.
         self.handed.clear();
+        self.changes += 1;
     }
 
     /// Returns the discipline that decides.
@@ -113,12 +116,22 @@ impl Turns {
         self.streams.expired(&self.clock, now_ns)
     }
 
+    /// Returns a number that differs after each change of the discipline.
+    #[must_use]
+    pub const fn changes(&self) -> u64 {
+        self.changes
+    }
+
     /// Ends a turn in which `bytes` were sent or handed over.
     pub fn end_turn(&mut self, kind: TurnKind, name: u32, bytes: u64, more: bool) {
+        let competes = kind == TurnKind::Flow && bytes > 0 && {
+            let stream = self.handed.front().map(|(_, rank)| *rank);
+            self.flows.turn().is_some_and(|(flow, rank)| flow == name && stream == Some(rank))
+        };
         let (set, clock) = self.of(kind);
         set.end_turn(clock, name, bytes, more);
-        if kind == TurnKind::Flow && bytes > 0 {
-            let waiting = self.flows.len() + usize::from(!more);
+        if competes {
+            let waiting = self.flows.in_turns() + usize::from(!more);
             self.arbiter.sent(Side::Datagrams, bytes, waiting);
         }
     }
@@ -153,9 +166,13 @@ impl Turns {
         }
     }
 
-    /// Notes that the last bytes that the ledger counts as handed over belong to a stream of this rank.
-    pub fn handed_over(&mut self, rank: Rank, ledger: &Ledger) {
+    /// Notes that the last bytes that the ledger counts as handed over belong to a stream of this rank, which it had when there
+    /// were `changes` of the discipline.
+    pub fn handed_over(&mut self, (rank, changes): (Rank, u64), ledger: &Ledger) {
         self.note_progress(ledger.gone_bytes());
+        if changes != self.changes {
+            return;
+        }
         let handed_bytes = ledger.handed_bytes();
         match self.handed.back_mut() {
             Some((end, last)) if *last == rank => *end = handed_bytes,
@@ -197,16 +214,27 @@ impl Turns {
     }
 
     fn note_progress(&mut self, gone_bytes: u64) {
-        let bytes = gone_bytes - self.gone_bytes;
-        if bytes == 0 {
+        if gone_bytes == self.gone_bytes {
             return;
         }
-        self.gone_bytes = gone_bytes;
         self.repairs = false;
-        while self.handed.front().is_some_and(|(end, _)| *end <= gone_bytes) {
+        // Bytes of another rank do not compete: the ranks alone decide between them and the flow.
+        let flow = self.flows.turn().map(|(_, rank)| rank);
+        let mut competed_bytes = 0;
+        while let Some(&(end, rank)) = self.handed.front() {
+            if flow == Some(rank) {
+                competed_bytes += end.min(gone_bytes).saturating_sub(self.gone_bytes);
+            }
+            if end > gone_bytes {
+                break;
+            }
+            self.gone_bytes = self.gone_bytes.max(end);
             self.handed.pop_front();
         }
-        self.arbiter.sent(Side::Streams, bytes, self.streams.len().max(1));
+        self.gone_bytes = gone_bytes;
+        if competed_bytes > 0 {
+            self.arbiter.sent(Side::Streams, competed_bytes, self.streams.in_turns());
+        }
     }
 
     fn of(&mut self, kind: TurnKind) -> (&mut Streams, &mut stream::DisciplineClock) {
@@ -245,7 +273,7 @@ mod tests {
             turns.wake(TurnKind::Stream, 0);
             let (_, rank) = turns.turn(TurnKind::Stream).unwrap();
             ledger.hand_over(1_000);
-            turns.handed_over(rank, &ledger);
+            turns.handed_over((rank, turns.changes()), &ledger);
             turns.end_turn(TurnKind::Stream, 0, 1_000, false);
         };
         let packets = |turns: &mut Turns| [(); 4].map(|()| turns.datagrams_next(Some(&ledger), true));
@@ -279,7 +307,7 @@ mod tests {
             turns.wake(TurnKind::Stream, name);
             let (_, rank) = turns.turn(TurnKind::Stream).unwrap();
             ledger.hand_over(1_000);
-            turns.handed_over(rank, &ledger);
+            turns.handed_over((rank, turns.changes()), &ledger);
             turns.end_turn(TurnKind::Stream, name, 1_000, false);
         };
         let packets = |turns: &mut Turns| [(); 4].map(|()| turns.datagrams_next(Some(&ledger), true));
@@ -292,5 +320,96 @@ mod tests {
         assert_eq!(packets(&mut turns), [true; 4], "the tunnel came before the new bytes");
         account.on_packet_lost(1_200, false);
         assert_eq!(packets(&mut turns), [true, false, true, false]);
+    }
+    /// A tunnel, and streams whose bytes are handed over ahead of time. None runs dry.
+    struct Busy {
+        turns: Turns,
+        ledger: std::sync::Arc<Ledger>,
+        _account: Account,
+        /// The streams of the packets that were handed over, oldest first, and how many these may be.
+        ahead: VecDeque<u32>,
+        depth: usize,
+    }
+
+    impl Busy {
+        const PACKET_BYTES: u64 = 1_000;
+
+        fn new(discipline: Discipline, flow: Service, streams: &[Service], depth: usize) -> Self {
+            let mut turns = Turns::new(discipline, 1);
+            let mut account = Account::new(true);
+            let (ledger, _) = account.join();
+            turns.set(TurnKind::Flow, 0, flow);
+            turns.wake(TurnKind::Flow, 0);
+            for (name, service) in (0..).zip(streams) {
+                turns.set(TurnKind::Stream, name, *service);
+                turns.wake(TurnKind::Stream, name);
+            }
+            Self { turns, ledger, _account: account, ahead: VecDeque::new(), depth }
+        }
+
+        /// Sends a packet; returns its stream, or `None` if it carries datagrams. The stream `single` had only one.
+        fn send(&mut self, single: Option<u32>) -> Option<u32> {
+            while self.ahead.len() < self.depth {
+                let Some((name, rank)) = self.turns.turn(TurnKind::Stream) else { break };
+                self.ledger.hand_over(Self::PACKET_BYTES);
+                self.turns.handed_over((rank, self.turns.changes()), &self.ledger);
+                self.turns.end_turn(TurnKind::Stream, name, Self::PACKET_BYTES, single != Some(name));
+                self.ahead.push_back(name);
+            }
+            if self.turns.datagrams_next(Some(&self.ledger), !self.ahead.is_empty()) {
+                self.turns.end_turn(TurnKind::Flow, 0, Self::PACKET_BYTES, true);
+                return None;
+            }
+            self.ledger.give_back(Self::PACKET_BYTES);
+            self.ahead.pop_front()
+        }
+    }
+
+    #[test]
+    fn a_tunnel_has_its_chance_of_the_draws_although_streams_are_handed_over_ahead_of_it() {
+        for (weight, weights, share) in
+            [(1, &[1][..], 0.5), (9, &[1], 0.9), (1, &[9], 0.1), (10, &[1, 1, 1], 10.0 / 13.0)]
+        {
+            let of = |weight: &u16| Service { weight: *weight, ..Service::default() };
+            let streams: Vec<_> = weights.iter().map(of).collect();
+            let mut busy = Busy::new(Discipline::Lottery, of(&weight), &streams, 2);
+            let won = (0..10_000).filter(|_| busy.send(None).is_none()).count() as f64 / 10_000.0;
+            assert!((won - share).abs() < 0.02, "{won}, and not {share}");
+        }
+    }
+
+    #[test]
+    fn a_stream_of_a_better_rank_takes_its_bytes_from_tunnels_and_streams_of_a_worse_rank_alike() {
+        let discipline = Discipline::Ml { low: stream::Low::Rr };
+        let low = Service::default();
+        let high = Service { level: stream::Level::High, ..low };
+        let mut busy = Busy::new(discipline, low, &[low, high], 1);
+        busy.turns.remove(TurnKind::Stream, 1);
+        busy.turns.set(TurnKind::Stream, 1, high);
+        let mut sent = [0, 0, 0];
+        for at in 0..3_000 {
+            if at % 2 == 0 {
+                busy.turns.wake(TurnKind::Stream, 1);
+            }
+            sent[busy.send(Some(1)).map_or(2, |name| name as usize)] += 1;
+        }
+        let [low, high, tunnel] = sent;
+        assert!(
+            high > 900 && i32::abs(low - tunnel) < 10,
+            "{high} packets of the high level, {low} and {tunnel} of the low one"
+        );
+    }
+
+    #[test]
+    fn a_rank_of_before_a_change_of_the_discipline_holds_up_no_stream() {
+        let discipline = Discipline::Ml { low: stream::Low::Rr };
+        let mut busy = Busy::new(discipline, Service::default(), &[Service::default()], 1);
+        let (_, rank) = busy.turns.turn(TurnKind::Stream).unwrap();
+        let begun = (rank, busy.turns.changes());
+        busy.turns.reorder(Discipline::Wfq, 1);
+        busy.ledger.hand_over(1_000);
+        busy.turns.handed_over(begun, &busy.ledger);
+        let packets = [(); 4].map(|()| busy.turns.datagrams_next(Some(&busy.ledger), true));
+        assert_eq!(packets, [true, false, true, false], "bytes of unknown rank take every other packet");
     }
 }

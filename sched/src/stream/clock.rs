@@ -92,18 +92,23 @@ impl DisciplineClock {
         self.discipline
     }
 
+    /// Whether streams of this service take turns, and all have the same rank.
+    pub(super) const fn takes_turns(&self, service: &Service) -> bool {
+        matches!(order(self.discipline, service).1, Order::Turns)
+    }
+
     /// Returns an arrival number larger than all before it. A million per second last two thousand years.
     const fn arrival(&mut self) -> u64 {
         self.arrivals += 1;
         self.arrivals & ((1 << Rank::ARRIVAL_BITS) - 1)
     }
 
-    /// Returns when a stream has its next turn in the lottery: a time from the exponential distribution with the
-    /// stream's weight as its rate. The smallest of such times belongs to each stream with a probability of its share
-    /// of all weights, whatever happened before.
-    fn draw(&mut self, weight: u64) -> u64 {
+    /// Returns when a stream has its next turn in the lottery after `from`, in virtual time: later by a time from the exponential
+    /// distribution with the stream's weight as its rate. The smallest of such times belongs to each stream with a
+    /// probability of its share of all weights, whatever happened before.
+    fn draw(&mut self, from: u64, weight: u64) -> u64 {
         let units = (self.random.exponential(Self::UNITS_PER_TURN) / weight as f64).round();
-        (self.virtual_time + units as u64).min(Rank::VALUE_MAX)
+        from.saturating_add(units as u64).min(Rank::VALUE_MAX)
     }
 }
 
@@ -149,7 +154,7 @@ impl Account {
                 }
                 self.tag = self.tag.max(clock.virtual_time);
             }
-            Order::Draw => self.tag = clock.draw(weight(service)),
+            Order::Draw => self.tag = clock.draw(clock.virtual_time, weight(service)),
             Order::Turns | Order::Arrival | Order::Deadline(_) | Order::Priority => {}
         }
     }
@@ -170,7 +175,9 @@ impl Account {
             }
             Order::Draw => {
                 clock.virtual_time = clock.virtual_time.max(self.tag);
-                self.tag = clock.draw(weight(service));
+                // From its own turn, because virtual time may be ahead: streams are charged when their bytes are handed over,
+                // and tunnels when they leave.
+                self.tag = clock.draw(self.tag, weight(service));
             }
         }
         true

@@ -30,7 +30,8 @@ pub(crate) enum Begun {
 /// A turn of one stream.
 pub(crate) struct Turn {
     pub(crate) name: u32,
-    rank: Rank,
+    /// Its rank, and how many [changes](crate::turns::Turns::changes) of the discipline there were before.
+    rank: (Rank, u64),
     expiry: Expiry,
     now_ns: u64,
     quantum: u64,
@@ -149,11 +150,13 @@ impl State {
                 self.turns.end_turn(TurnKind::Stream, name, 0, false);
                 continue;
             }
+            let quantum = slot.turn_bytes(quantum);
             if let Some(at_ns) = slot.depart(now_ns, quantum.min(credit)) {
                 self.turns.end_turn(TurnKind::Stream, name, 0, false);
                 self.streams.capped.push(at_ns, name);
                 return Some(Begun::Capped);
             }
+            let rank = (rank, self.turns.changes());
             return Some(Begun::Turn(Turn { name, rank, expiry, now_ns, quantum, sent: 0, stale: 0 }));
         }
     }

@@ -6,14 +6,12 @@ use s2n_quic::application;
 use sched::stream::Service;
 
 use crate::{
+    cap::STREAM_BYTES_PER_PACKET,
     class::{Since, Terms},
     departure::Departure,
     ledger::{Ledger, StreamLedger},
     queue::Queue,
 };
-
-/// How many bytes of a stream count as one packet, for classes with a limit in packets per second.
-const STREAM_BYTES_PER_PACKET: u64 = 1200;
 
 /// Returns as how many packets bytes of a stream count.
 fn packets(bytes: u64) -> u64 {
@@ -146,6 +144,11 @@ impl Slot {
     /// [`Binding::Early`](crate::binding::Binding::Early).
     pub(crate) fn credit(&self, ledger: &Ledger) -> u64 {
         if ledger.binds_late() { self.ledger.max_data(self.handed).saturating_sub(self.handed) } else { u64::MAX }
+    }
+
+    /// Returns the most bytes of a turn: `quantum`, or less if the class has a rate.
+    pub(crate) fn turn_bytes(&self, quantum: u64) -> u64 {
+        self.terms.class.to_peers.as_ref().map_or(quantum, |cap| quantum.min(cap.turn_bytes()))
     }
 
     /// Reserves a departure for up to `bytes`, if there is none, and returns until when to wait for it; `None` if they may leave

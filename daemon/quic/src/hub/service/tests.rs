@@ -12,13 +12,15 @@ use sched::{class::ClassSettings, stream::Discipline};
 use super::*;
 use crate::{
     class::Class,
-    hub::{Hub, Losses, QueueLimits},
+    hub::{Hub, Losses, QueueLimits, tests::FakePacket},
     ledger::account::Account,
     schedule::Schedule,
 };
 
 const MS: u64 = 1_000_000;
 const QUANTUM: u64 = 2_400;
+/// A turn in a class with a low rate.
+const SHORT: u64 = 1_200;
 
 /// The streams of one connection, and what its transport would report.
 struct Connection {
@@ -57,8 +59,13 @@ impl Connection {
 
     /// Gives one turn; returns the stream and how many bytes it sent, if there was a turn.
     fn turn(&self, now_ns: u64) -> Option<(u32, u64)> {
+        self.turn_of(QUANTUM, now_ns)
+    }
+
+    /// As [`Connection::turn`], of at most `quantum` bytes.
+    fn turn_of(&self, quantum: u64, now_ns: u64) -> Option<(u32, u64)> {
         let mut state = self.hub.lock();
-        let Some(Begun::Turn(mut turn)) = state.begin_turn(QUANTUM, now_ns, &self.ledger) else { return None };
+        let Some(Begun::Turn(mut turn)) = state.begin_turn(quantum, now_ns, &self.ledger) else { return None };
         let end = loop {
             match state.take(&mut turn, &self.ledger) {
                 Ok(bytes) => state.took(&mut turn, bytes.len() as u64),
@@ -94,6 +101,36 @@ fn a_class_pays_for_no_bytes_that_the_peer_does_not_allow() {
     let other = connection.open(4, &terms, 100);
     connection.allow(4, 100);
     assert_eq!(connection.turn(now_ns), Some((other, 100)));
+}
+
+#[test]
+fn a_tunnel_and_a_stream_share_the_rate_of_their_class() {
+    let mut connection = Connection::new(Discipline::Rr);
+    let terms = terms(|class| class.rate_down = Some(200_000));
+    connection.open(0, &terms, 1_000_000);
+    connection.allow(0, 1_000_000);
+    let flow = {
+        let State { turns, outbox, .. } = &mut *connection.hub.lock();
+        outbox.open(turns, 4, 1 << 20, terms, Arc::default())
+    };
+    let mut sent_bytes = [0, 0];
+    for now_ms in 0..2_000 {
+        let now_ns = now_ms * MS;
+        while let Some((_, bytes)) = connection.turn_of(32_768, now_ns) {
+            sent_bytes[0] += bytes;
+        }
+        let mut state = connection.hub.lock();
+        let State { turns, outbox, tap, .. } = &mut *state;
+        outbox.push(turns, flow, 1 << 20, &[0; 1_000], now_ns);
+        outbox.release(turns, now_ns);
+        let mut packet = FakePacket::new(1_200);
+        outbox.fill(turns, tap, &mut packet, None, now_ns);
+        sent_bytes[1] += packet.written.iter().map(|written| written.len() as u64).sum::<u64>();
+        state.release_streams(now_ns);
+    }
+    let [of_stream, of_tunnel] = sent_bytes;
+    assert!((380_000..=410_000).contains(&(of_stream + of_tunnel)), "{sent_bytes:?}");
+    assert!(of_tunnel > of_stream * 3 / 4, "{sent_bytes:?}: payloads are of 1,000 bytes, turns of 1,200");
 }
 
 #[test]
@@ -138,8 +175,8 @@ fn a_stream_that_moves_to_another_class_waits_for_no_departure_of_the_former() {
     let mut connection = Connection::new(Discipline::Rr);
     let name = connection.open(0, &terms(|class| class.rate_down = Some(1_000)), 10_000);
     connection.allow(0, 10_000);
-    assert_eq!((connection.turn(0), connection.turn(0)), (Some((name, QUANTUM)), None));
-    connection.hub.lock().set_stream_terms(name, |_| terms(|class| class.rate_down = Some(10_000_000)));
+    assert_eq!((connection.turn(0), connection.turn(0)), (Some((name, SHORT)), None));
+    connection.hub.lock().set_stream_terms(name, |_| terms(|class| class.rate_down = Some(100_000_000)));
     assert_eq!(connection.turn(0), Some((name, QUANTUM)));
 }
 
@@ -216,7 +253,7 @@ fn a_stream_contends_with_what_may_leave_and_not_with_what_waits_for_its_peer_or
     let seen = contention(&connection, own);
     assert_eq!((seen.bytes_ahead, seen.share_of(3_000)), (2 * QUANTUM, 1_000), "nobody knows yet what they wait for");
     // The first turn finds that the peer allows no bytes of `stalled`; `capped` has one, and then waits for its next departure.
-    assert_eq!(connection.turn(0), Some((capped, QUANTUM)));
+    assert_eq!(connection.turn(0), Some((capped, SHORT)));
     assert_eq!(connection.turn(0), None);
     assert!(!contention(&connection, own).is_contended, "{stalled} and {capped} wait");
 

@@ -230,6 +230,19 @@ fn a_payload_that_became_stale_while_it_waited_for_its_departure_leaves_its_plac
 }
 
 #[test]
+fn a_payload_that_became_stale_while_it_waited_for_a_packet_with_room_is_not_sent() {
+    let (hub, _) = hub_in_time(ML);
+    let flow = open(&hub, 0);
+    flow.set_terms(terms(|class| class.drop = DropRule::Sojourn(Duration::from_millis(5))));
+    send(&flow, &[&[1; 1_000], &[2; 1_000]]);
+    assert_eq!(transmit(&hub, FakePacket::new(1_200)).len(), 1, "the second one does not fit");
+    NOW_MS.set(25);
+    send(&flow, &[&[3; 1_000]]);
+    let left: Vec<_> = transmit(&hub, FakePacket::new(1_200)).iter().map(|datagram| datagram[2]).collect();
+    assert_eq!(left, [3]);
+}
+
+#[test]
 fn a_flow_that_moves_to_another_class_waits_for_no_departure_of_the_former() {
     let (hub, _) = hub_in_time(ML);
     let flow = open(&hub, 0);
@@ -300,7 +313,7 @@ fn a_flood_of_empty_payloads_leaves_streams_of_the_same_rank_their_share_of_pack
         turns.wake(TurnKind::Stream, 0);
         let (_, rank) = turns.turn(TurnKind::Stream).unwrap();
         ledger.hand_over(1_000_000);
-        turns.handed_over(rank, &ledger);
+        turns.handed_over((rank, turns.changes()), &ledger);
     }
     let mut packets_of_streams = 0;
     for _ in 0..100 {
