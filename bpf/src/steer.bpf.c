@@ -2,6 +2,7 @@
 /*
  * sk_reuseport: of the workers' sockets that share an address, selects for each packet that of the worker named in its
  * connection ID. For all other packets the kernel chooses by the hash of addresses and ports, as without this program.
+ * A train of packets from one address (GRO) goes whole to the worker in its first ID. The worker drops packets of others.
  */
 #include <linux/bpf.h>
 #include <linux/udp.h>

@@ -172,7 +172,7 @@ impl Endpoints {
             let issuer = issuer.counting_unanswered(self.metrics.unanswered_packets.clone());
             let issuer = match self.workers {
                 1 => issuer,
-                _ => issuer.counting_misdirected(self.metrics.misdirected_packets.clone()),
+                workers => issuer.among(workers, self.metrics.misdirected_packets.clone()),
             };
             if self.watchdog.is_some() {
                 watched.push(Watched::new(&socket, admission.turns.clone())?);

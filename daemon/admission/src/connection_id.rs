@@ -50,7 +50,8 @@ pub struct Issuer {
     listener: SocketAddr,
     worker: u8,
     class: Arc<AtomicU8>,
-    misdirected: Option<Counter>,
+    /// How many workers there are, and the packets that reached the wrong one.
+    misdirected: Option<(usize, Counter)>,
     unanswered: Counter,
     resets: Resets,
 }
@@ -69,10 +70,11 @@ impl Issuer {
         Self { class, ..self }
     }
 
-    /// Counts packets that reach the endpoint although their connection ID names another worker.
+    /// Counts packets that reach the endpoint although their connection ID names another one of these workers, and ignores them. An ID
+    /// of a worker beyond these is from before a restart.
     #[must_use]
-    pub fn counting_misdirected(self, misdirected: Counter) -> Self {
-        Self { misdirected: Some(misdirected), ..self }
+    pub fn among(self, workers: usize, misdirected: Counter) -> Self {
+        Self { misdirected: Some((workers, misdirected)), ..self }
     }
 
     /// Counts packets whose connection ID is not answered with a stateless reset: it was never issued, or caused too many
@@ -167,17 +169,21 @@ impl Generator for ConnectionIds {
 
 impl Validator for ConnectionIds {
     /// Accepts IDs issued with our keys, now or before a restart: an endpoint answers IDs that it does not know with a
-    /// stateless reset, and no peer has the token of an ID that was never issued.
+    /// stateless reset, and no peer has the token of an ID that was never issued. Refuses IDs of the other workers, which may
+    /// have the connections: the kernel hands over a train of packets from one address whole, to the worker in the first
+    /// packet's ID, and anyone could use it to get the reset token of a live connection (RFC 9000 §21.11).
     fn validate(&self, _: &ConnectionInfo<'_>, buffer: &[u8]) -> Option<usize> {
         let id = buffer.first_chunk()?;
         let Some(label) = self.open(*id).filter(|_| !self.issuer.resets.is_muted(id)) else {
             self.issuer.unanswered.inc();
             return None;
         };
-        if let Some(misdirected) = &self.issuer.misdirected
+        if let Some((workers, misdirected)) = &self.issuer.misdirected
             && label.worker != self.issuer.worker
+            && usize::from(label.worker) < *workers
         {
             misdirected.inc();
+            return None;
         }
         Some(LEN)
     }
@@ -255,16 +261,17 @@ mod tests {
     }
 
     #[test]
-    fn an_id_of_another_worker_is_counted_and_an_id_of_no_worker_is_not() {
+    fn an_id_of_another_worker_is_counted_and_not_read_unless_that_worker_is_gone() {
         let misdirected = Counter::default();
         let issuer = |worker| Issuer::new(secret(), "[::]:443".parse().unwrap(), worker);
-        let ids = issuer(1).counting_misdirected(misdirected.clone()).connection_ids().unwrap();
+        let ids = issuer(1).among(3, misdirected.clone()).connection_ids().unwrap();
         let address = Default::default();
         let info = ConnectionInfo::new(&address);
         let validate = |id: &[u8]| (ids.validate(&info, id), misdirected.get());
-        let [own, other] = [1, 2].map(|worker| issuer(worker).connection_ids().unwrap().generate(&info));
+        let [own, other, gone] = [1, 2, 3].map(|worker| issuer(worker).connection_ids().unwrap().generate(&info));
         assert_eq!(validate(own.as_bytes()), (Some(LEN), 0));
-        assert_eq!(validate(other.as_bytes()), (Some(LEN), 1));
+        assert_eq!(validate(other.as_bytes()), (None, 1), "its worker may have the connection");
+        assert_eq!(validate(gone.as_bytes()), (Some(LEN), 1), "its peer learns that the connection is gone");
         assert_eq!(validate(&[7; LEN]), (None, 1), "was never issued");
     }
 

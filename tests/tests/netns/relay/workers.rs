@@ -8,6 +8,7 @@ use lab::{
     process::wait_for,
     site::{Family, Site, Terms},
 };
+use pacing::descriptor::set_option;
 
 const WORKERS: u8 = 3;
 
@@ -49,4 +50,43 @@ fn every_worker_gets_the_packets_of_its_own_connections_wherever_they_come_from(
     let names = tasks.map(|task| fs::read_to_string(task.unwrap().path().join("comm")).unwrap());
     let threads = names.filter(|name| name.starts_with("worker-")).count();
     assert_eq!(threads, usize::from(WORKERS) - 1, "the first worker is the main thread");
+}
+
+#[test]
+fn a_train_of_packets_for_several_workers_tells_no_reset_token_of_another_worker() {
+    lab::ring!(Netns);
+    let site = Site::new(Terms { relay: "auth = \"none\"\nworkers = 2", ..Terms::default() }).unwrap();
+    let folder = fs::canonicalize(site.path("")).unwrap();
+    let [(config, keys), ..] = Secret::keep_in(&folder).unwrap().connection_id_keys::<Keys>();
+    let packet = |number, worker| {
+        [&[0x40], &keys.seal(config, [number; 5], IdLabel { class: 0, worker })[..], &[number; 60]].concat()
+    };
+    let [first, other, last] = [packet(1, 0), packet(2, 1), packet(3, 0)];
+    let relay = (site.chain.access.far.v4, 443);
+    let exchange = || {
+        let from = UdpSocket::bind("0.0.0.0:0").unwrap();
+        from.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        // A stateless reset ends with the token.
+        let answer = || {
+            let mut bytes = [0; 100];
+            let len = from.recv(&mut bytes).unwrap();
+            bytes[len - 16..len].to_vec()
+        };
+        let tokens = [&first, &other, &last].map(|packet| {
+            from.send_to(packet, relay).unwrap();
+            answer()
+        });
+        set_option(&from, libc::SOL_UDP, libc::UDP_SEGMENT, first.len() as i32).unwrap();
+        from.send_to(&[&first[..], &other].concat(), relay).unwrap();
+        // Its answer comes after all answers of this worker to the train.
+        from.send_to(&last, relay).unwrap();
+        let mut answers = vec![answer()];
+        while answers.last() != Some(&tokens[2]) {
+            answers.push(answer());
+        }
+        (tokens, answers)
+    };
+    let ([of_first, _, of_last], answers) = site.chain.client.run(exchange).unwrap();
+    assert_eq!(answers, [of_first, of_last]);
+    assert_eq!(site.counts().unwrap().of("misdirected_packets_total"), 1, "the kernel does not divide a train");
 }
