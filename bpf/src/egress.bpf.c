@@ -98,29 +98,29 @@ static __always_inline void set_dscp(struct __sk_buff *skb, __u32 ip_offset, __u
 	}
 }
 
-/* Sets the packet's departure time; returns 0 if that is beyond the horizon, and then leaves the class's clock
- * unchanged. */
+/* Sets the packet's departure time; returns 0 if the class delays it beyond the horizon, and then leaves the class's clock
+ * unchanged. The packet takes its place in the class now, even if its socket holds it back: TCP paces its own packets far
+ * ahead, and the class's other packets must not wait for them. */
 static __always_inline int pace(struct __sk_buff *skb, struct class_clock *clock, const struct class_terms *terms,
 				struct class_counters *counters)
 {
 	__u64 now_ns = bpf_ktime_get_ns(), socket_ns = skb->tstamp, burst_ns = terms->burst_ns;
-	__u64 ready_ns = edt_departure_ns(socket_ns, now_ns);
 	__u64 length_ns = edt_length_ns(skb->wire_len, terms->bytes_per_sec);
-	__u64 departure_ns;
+	__u64 class_ns;
 	int within;
 
 	bpf_spin_lock(&clock->lock);
-	departure_ns = edt_departure_ns(clock->next_ns, ready_ns);
-	within = departure_ns - now_ns <= EDT_HORIZON_NS;
+	class_ns = edt_departure_ns(clock->next_ns, now_ns);
+	within = class_ns - now_ns <= EDT_HORIZON_NS;
 	if (within)
-		clock->next_ns = edt_next_ns(clock->next_ns, ready_ns, burst_ns, length_ns);
+		clock->next_ns = edt_next_ns(clock->next_ns, now_ns, burst_ns, length_ns);
 	bpf_spin_unlock(&clock->lock);
 
 	if (!within)
 		return 0;
-	if (departure_ns > ready_ns)
+	if (class_ns > edt_departure_ns(socket_ns, now_ns))
 		counters->delayed_packets++;
-	skb->tstamp = departure_ns;
+	skb->tstamp = edt_departure_ns(class_ns, socket_ns);
 	return 1;
 }
 

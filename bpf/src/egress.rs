@@ -30,7 +30,8 @@ pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), 
 /// The program's name, as `bpftool prog` and `tc filter` show it.
 pub const PROGRAM: &str = "paced_egress";
 
-/// How far ahead the program lets packets depart, in nanoseconds (`EDT_HORIZON_NS` in `edt.h`): later packets are dropped.
+/// How far ahead the program lets the rate of a class put packets, in nanoseconds (`EDT_HORIZON_NS` in `edt.h`): packets
+/// beyond are dropped. What a socket wants for its packets is left to `fq`.
 /// A device keeps rates only if its `fq` has no nearer horizon.
 pub const HORIZON_NS: u64 = 1_000_000_000;
 
@@ -58,7 +59,7 @@ pub struct KernelCounters {
     pub bytes: u64,
     /// Packets or GSO messages that left later than their socket wanted, because of the class's rate.
     pub delayed_packets: u64,
-    /// Packets that would have left more than a second later.
+    /// Packets that the class's rate would have delayed by more than a second.
     pub dropped_packets: u64,
 }
 

@@ -44,7 +44,7 @@ fn a_million_packets_depart_in_the_kernel_when_sched_says() {
         let (mut pace, mut next_ns, mut ready_ns) = (Pace::new(bytes_per_sec, burst_ns), 0, random.of_any_size(60));
         for _ in 0..1_000 {
             ready_ns += random.below(2 * gap_ns);
-            // A socket may ask for an earlier departure than that of its previous packet.
+            // The clocks of two CPUs may differ.
             let ready_ns = ready_ns.saturating_sub(random.below(gap_ns));
             let bytes = random.of_any_size(17);
             let expected_ns = pace.ready_at(ready_ns);
