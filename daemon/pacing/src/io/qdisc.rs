@@ -178,18 +178,19 @@ impl Follower {
         if device.set_keeps_departures(keeps) && !self.is_first {
             tracing::info!("departures changed: {}", who_keeps_departures([device]));
         }
-        (self.listener)(device.name(), horizon_ns);
-        let label = DeviceLabel { device: device.name().to_owned() };
+        let device = device.name();
+        (self.listener)(device, horizon_ns);
+        let label = DeviceLabel { device: device.to_owned() };
         self.gauges.keeps.get_or_create(&label).set(keeps.into());
         for (what, value) in fq_counters(qdiscs) {
-            let label = FqLabel { device: device.name().to_owned(), what };
+            let label = FqLabel { device: device.to_owned(), what };
+            let Some(value) = value else {
+                self.gauges.fq.remove(&label);
+                continue;
+            };
             let more = value as i64 - self.gauges.fq.get_or_create(&label).set(value as i64);
             if what == HORIZON_DROPS && more > 0 && !self.is_first {
-                tracing::warn!(
-                    device = device.name(),
-                    packets = more,
-                    "fq drops packets whose departure is beyond its horizon"
-                );
+                tracing::warn!(device, packets = more, "fq drops packets whose departure is beyond its horizon");
             }
         }
     }
@@ -243,7 +244,7 @@ fn who_keeps_departures<'a>(devices: impl IntoIterator<Item = &'a Device>) -> St
 impl Gauges {
     fn forget(&self, device: &str) {
         self.keeps.remove(&DeviceLabel { device: device.to_owned() });
-        for what in FQ_COUNTERS.map(|(what, _)| what).into_iter().chain([FQ_LATENCY]) {
+        for (what, _) in fq_counters(&[]) {
             self.fq.remove(&FqLabel { device: device.to_owned(), what });
         }
     }
@@ -322,15 +323,15 @@ const HORIZON_DROPS: &str = "horizon_drops";
 const FQ_LATENCY: &str = "latency_ns";
 const FQ_LATENCY_AT: usize = 76;
 
-/// Returns the counters of all `fq` of a device: their sum, and the worst latency.
-fn fq_counters(qdiscs: &[Qdisc]) -> Vec<(&'static str, u64)> {
+/// Returns the counters of all `fq` of a device: their sum, and the worst latency; `None` where no `fq` counts that.
+fn fq_counters(qdiscs: &[Qdisc]) -> Vec<(&'static str, Option<u64>)> {
     let all: Vec<_> = qdiscs.iter().filter(|qdisc| qdisc.kind == "fq").map(|qdisc| &qdisc.counters).collect();
     let latency = |bytes: &Vec<u8>| read(bytes, FQ_LATENCY_AT).map(|bytes| u64::from(u32::from_ne_bytes(bytes)));
-    let counters = FQ_COUNTERS.iter().filter_map(|(what, at)| {
+    let counters = FQ_COUNTERS.iter().map(|(what, at)| {
         let values = all.iter().filter_map(|bytes| read(bytes, *at)).map(u64::from_ne_bytes);
-        values.reduce(u64::saturating_add).map(|sum| (*what, sum))
+        (*what, values.reduce(u64::saturating_add))
     });
-    counters.chain(all.iter().filter_map(|bytes| latency(bytes)).max().map(|ns| (FQ_LATENCY, ns))).collect()
+    counters.chain([(FQ_LATENCY, all.iter().filter_map(|bytes| latency(bytes)).max())]).collect()
 }
 
 fn read<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
@@ -402,8 +403,9 @@ mod tests {
         };
         let short = Qdisc { counters: vec![7; 30], ..child("fq", 1, 2) };
         let found = fq_counters(&[fq(5, 1, 900), fq(7, 0, 300), short, child("pfifo", 1, 3)]);
-        assert_eq!(found, [("throttled", 12), ("flows_plimit", 0), ("horizon_drops", 1), ("latency_ns", 900)]);
-        assert!(fq_counters(&[child("noqueue", 1, 1)]).is_empty());
+        let sums = [("throttled", 12), ("flows_plimit", 0), ("horizon_drops", 1), ("latency_ns", 900)];
+        assert_eq!(found, sums.map(|(what, value)| (what, Some(value))));
+        assert_eq!(fq_counters(&[child("noqueue", 1, 1)]), sums.map(|(what, _)| (what, None)));
     }
 
     #[tokio::test]
@@ -426,23 +428,24 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_is_gone_or_has_another_name_leaves_no_gauges() {
+    fn a_device_that_is_gone_or_has_another_name_or_no_fq_leaves_no_gauges() {
         let mut follower = follower(Arc::default(), Box::new(|_, _| {}));
         let mut registry = Registry::default();
         follower.gauges.register(&mut registry);
-        let mut shown = |links: &[(u32, &str)]| {
+        let mut shown = |links: &[(u32, &str)], kind| {
             follower.follow_links(links.iter().map(|(index, name)| (*index, (*name).to_owned())).collect());
-            let fq = Qdisc { counters: vec![1; 112], ..qdisc("fq", (1, 0), TcHandle::ROOT) };
-            follower.devices.values().for_each(|device| follower.judge(device, std::slice::from_ref(&fq)));
+            let root = Qdisc { counters: vec![1; 112], ..qdisc(kind, (1, 0), TcHandle::ROOT) };
+            follower.devices.values().for_each(|device| follower.judge(device, std::slice::from_ref(&root)));
             let mut text = String::new();
             prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
             ["eth0", "eth1", "wan0"].map(|name| text.matches(&format!("device=\"{name}\"")).count())
         };
         let all = 1 + FQ_COUNTERS.len() + 1;
-        assert_eq!(shown(&[(1, "eth0"), (2, "eth1")]), [all, all, 0]);
-        assert_eq!(shown(&[(1, "wan0"), (2, "eth1")]), [0, all, all]);
-        assert_eq!(shown(&[(1, "eth1"), (2, "wan0")]), [0, all, all], "two that exchange their names");
-        assert_eq!(shown(&[(2, "wan0")]), [0, 0, all]);
+        assert_eq!(shown(&[(1, "eth0"), (2, "eth1")], "fq"), [all, all, 0]);
+        assert_eq!(shown(&[(1, "wan0"), (2, "eth1")], "fq"), [0, all, all]);
+        assert_eq!(shown(&[(1, "eth1"), (2, "wan0")], "fq"), [0, all, all], "two that exchange their names");
+        assert_eq!(shown(&[(2, "wan0")], "fq"), [0, 0, all]);
+        assert_eq!(shown(&[(2, "wan0")], "pfifo"), [0, 0, 1], "its fq is gone");
     }
 
     #[test]
