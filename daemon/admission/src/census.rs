@@ -77,6 +77,8 @@ impl Neighbours {
 #[derive(Debug, Default)]
 pub(super) struct Census {
     open: u32,
+    /// How many of them are in their handshake.
+    handshakes: u32,
     /// How many of them belong to no user and came from a prefix without one.
     unknown: u32,
     prefixes: HashMap<AddressPrefix, Neighbours>,
@@ -112,12 +114,14 @@ impl Census {
         neighbours.handshakes += 1;
         let origin = if neighbours.is_known() { Origin::Known } else { Origin::Unknown };
         self.open += 1;
+        self.handshakes += 1;
         self.unknown += u32::from(origin == Origin::Unknown);
         origin
     }
 
     pub(super) fn leave_handshake(&mut self, prefix: AddressPrefix, origin: Origin) {
         self.neighbours(prefix).handshakes -= 1;
+        self.handshakes -= 1;
         self.leave(prefix, origin);
     }
 
@@ -171,6 +175,10 @@ impl Census {
         if self.prefixes.get(&prefix).is_some_and(empty) {
             self.prefixes.remove(&prefix);
         }
+    }
+
+    pub(super) fn handshakes(&self) -> u32 {
+        self.handshakes
     }
 
     #[cfg(test)]

@@ -98,6 +98,12 @@ impl ConnectionPlaces {
         verdict
     }
 
+    /// Returns how many connections are in their handshake.
+    #[must_use]
+    pub fn handshakes(&self) -> u32 {
+        self.lock().0.handshakes()
+    }
+
     /// Takes a place for a connection that begins.
     #[must_use]
     pub fn enter(self: &Arc<Self>, address: IpAddr) -> ClientStanding {

@@ -337,8 +337,8 @@ pub fn connect_over<I: io::Provider>(
 pub struct Admission {
     /// The places for connections, which all endpoints that share them count together.
     pub places: Arc<ConnectionPlaces>,
-    /// Handshakes in flight at one endpoint above which an attempt has to prove its address first (Retry, RFC 9000
-    /// §8.1.2).
+    /// Handshakes in flight at all endpoints that share the places, above which an attempt has to prove its address first
+    /// (Retry, RFC 9000 §8.1.2).
     pub max_handshakes: u32,
     /// Whether connections are admitted; false once the daemon is told to end.
     pub open: Arc<AtomicBool>,
@@ -378,10 +378,38 @@ impl Limiter for Admission {
         if let AdmissionVerdict::Refuse(_) = verdict {
             return Outcome::close();
         }
-        if verdict == AdmissionVerdict::Prove || attempt.inflight_handshakes >= self.max_handshakes as usize {
+        if verdict == AdmissionVerdict::Prove || self.places.handshakes() >= self.max_handshakes {
             self.handshakes.retried.inc();
             return Outcome::retry();
         }
         Outcome::allow()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use s2n_quic_core::{
+        event::IntoEvent as _,
+        time::{Clock as _, NoopClock},
+    };
+
+    use super::*;
+
+    #[test]
+    fn handshakes_at_one_endpoint_make_attempts_at_the_others_prove_their_address() {
+        let places = Arc::<ConnectionPlaces>::default();
+        let mut endpoints =
+            [(); 2].map(|()| Admission { places: places.clone(), max_handshakes: 1, ..Admission::default() });
+        let from = SocketAddr::from(([192, 0, 2, 1], 4433)).into();
+        // The endpoints have no handshake of their own.
+        let attempt = ConnectionAttempt::new(0, 0, &from, NoopClock.get_time().into_event());
+        let mut outcomes = || endpoints.each_mut().map(|endpoint| endpoint.on_connection_attempt(&attempt));
+        assert_eq!(outcomes(), [Outcome::allow(), Outcome::allow()]);
+        let standing = places.enter(IpAddr::from([198, 51, 100, 1]));
+        assert_eq!(outcomes(), [Outcome::retry(), Outcome::retry()], "another prefix is in its handshake");
+        standing.prove();
+        assert_eq!(outcomes(), [Outcome::allow(), Outcome::allow()]);
     }
 }
