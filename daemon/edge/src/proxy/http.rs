@@ -79,6 +79,15 @@ impl ProxyResponse {
         Self::new(407, "this proxy asks for a name and a password")
     }
 
+    /// Returns the answer to a request that no further proxy and no server may get (RFC 9110 §7.6.2). This proxy has no options, and echoes
+    /// no requests.
+    fn last(method: &str) -> Self {
+        match method {
+            "OPTIONS" => Self { status: 200, reports: Vec::new(), retry_after_s: None, text: String::new() },
+            _ => Self::new(501, "this proxy does not answer TRACE"),
+        }
+    }
+
     /// Returns the answer to a client whose target cannot be reached.
     #[must_use]
     pub fn unreachable(error: &NoConnection) -> Self {
@@ -150,6 +159,7 @@ pub const ESTABLISHED: &[u8] = b"HTTP/1.1 200 Connection established\r\n\r\n";
 /// Returns the reason phrase of a status code (RFC 9110 §15).
 const fn phrase(status: u16) -> &'static str {
     match status {
+        200 => "OK",
         400 => "Bad Request",
         403 => "Forbidden",
         407 => "Proxy Authentication Required",
@@ -158,6 +168,7 @@ const fn phrase(status: u16) -> &'static str {
         429 => "Too Many Requests",
         431 => "Request Header Fields Too Large",
         500 => "Internal Server Error",
+        501 => "Not Implemented",
         502 => "Bad Gateway",
         503 => "Service Unavailable",
         504 => "Gateway Timeout",
@@ -223,6 +234,10 @@ fn forward(
     let full = if has_port { authority.to_owned() } else { format!("{authority}:80") };
     let target = Target::from_authority(&full).map_err(|error| bad_target(&error))?;
     let content_bytes = content_bytes(fields)?;
+    let forwards = if matches!(method, "OPTIONS" | "TRACE") { max_forwards(fields)? } else { None };
+    if forwards == Some(0) {
+        return Err(("max_forwards", ProxyResponse::last(method)));
+    }
     let start = match path {
         // RFC 9112 §3.2.4.
         "" if method == "OPTIONS" => "*",
@@ -237,13 +252,17 @@ fn forward(
         let name = field.name.to_ascii_lowercase();
         // The length describes the content, whatever the client says about it (RFC 9110 §7.6.1).
         let is_for_proxy = name != "content-length" && named.contains(&name);
-        if OWN_FIELDS.contains(&&name[..]) || is_for_proxy {
+        let is_replaced = forwards.is_some() && name == "max-forwards";
+        if OWN_FIELDS.contains(&&name[..]) || is_for_proxy || is_replaced {
             continue;
         }
         head.extend(field.name.as_bytes());
         head.extend(b": ");
         head.extend(field.value);
         head.extend(b"\r\n");
+    }
+    if let Some(forwards) = forwards {
+        head.extend(format!("Max-Forwards: {}\r\n", forwards - 1).as_bytes());
     }
     head.extend(format!("Via: 1.{minor} paced\r\nConnection: close\r\n\r\n").as_bytes());
     Ok(ProxyOperation::Forward { target, head, content_bytes, is_divisible })
@@ -263,6 +282,16 @@ pub(super) fn tokens(value: &[u8]) -> Vec<String> {
 pub(super) fn number(digits: &[u8]) -> Option<u64> {
     let digits = Some(digits).filter(|digits| digits.iter().all(u8::is_ascii_digit))?;
     std::str::from_utf8(digits).ok()?.parse().ok()
+}
+
+/// Returns how many proxies may still pass on a request, if its client bounds that (RFC 9110 §7.6.2).
+fn max_forwards(fields: &[httparse::Header<'_>]) -> Result<Option<u64>, (&'static str, ProxyResponse)> {
+    let mut bounds = values(fields, "max-forwards").map(number);
+    match (bounds.next(), bounds.next()) {
+        (None, _) => Ok(None),
+        (Some(Some(bound)), None) => Ok(Some(bound)),
+        _ => Err(malformed(400, "the Max-Forwards is not a single number")),
+    }
 }
 
 /// Returns the length of a request's content (RFC 9112 §6.3).
@@ -357,6 +386,19 @@ mod tests {
     }
 
     #[test]
+    fn a_request_about_the_proxies_on_its_way_is_passed_on_by_no_more_of_them_than_its_client_allows() {
+        for (method, bound, expected) in
+            [("OPTIONS", "1", "0"), ("TRACE", "20", "19"), ("GET", "0", "0"), ("GET", "many", "many")]
+        {
+            let asked = read(&format!("{method} http://a.example/ HTTP/1.1\r\nMax-Forwards: {bound}\r\n\r\n"));
+            let Ok(ProxyOperation::Forward { head, .. }) = asked.ask else { panic!("{asked:?}") };
+            let head = String::from_utf8(head).unwrap();
+            assert_eq!(head.matches("Max-Forwards").count(), 1, "{head}");
+            assert!(head.contains(&format!("\r\nMax-Forwards: {expected}\r\n")), "{head}");
+        }
+    }
+
+    #[test]
     fn only_a_request_for_a_whole_answer_may_be_divided() {
         for (text, expected) in [
             ("GET http://a.example/ HTTP/1.1\r\n\r\n", true),
@@ -385,6 +427,10 @@ mod tests {
             ("PUT http://a.example/ HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", ("malformed", 411)),
             ("PUT http://a.example/ HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 1\r\n\r\n", ("malformed", 400)),
             ("PUT http://a.example/ HTTP/1.1\r\nContent-Length: +1\r\n\r\n", ("malformed", 400)),
+            ("OPTIONS http://a.example HTTP/1.1\r\nMax-Forwards: 0\r\n\r\n", ("max_forwards", 200)),
+            ("TRACE http://a.example HTTP/1.1\r\nmax-forwards: 0\r\n\r\n", ("max_forwards", 501)),
+            ("TRACE http://a.example HTTP/1.1\r\nMax-Forwards: -1\r\n\r\n", ("malformed", 400)),
+            ("OPTIONS http://a.example HTTP/1.1\r\nMax-Forwards: 1\r\nMax-Forwards: 1\r\n\r\n", ("malformed", 400)),
             ("nonsense\r\n\r\n", ("", 400)),
             (&format!("GET http://a.example/ HTTP/1.1\r\nx: {}", "y".repeat(HEAD_BYTES)), ("", 431)),
             (&format!("GET http://a.example/ HTTP/1.1\r\n{}\r\n", "x: y\r\n".repeat(FIELDS + 1)), ("", 431)),
