@@ -4,20 +4,14 @@
 use std::{collections::HashMap, pin::pin, sync::Arc, time::Duration};
 
 use config::{forward::TunnelMode, targets::Protocol};
-use masque::{
-    h3::Code,
-    priority::Priority,
-    proxy_status::{ErrorType, ProxyStatus},
-    request::TunnelRefused,
-    target::Target,
-};
+use masque::{h3::Code, priority::Priority, request::TunnelRefused, target::Target};
 use parking_lot::Mutex;
 use quic::{
     class::{Class, Membership, Since, Terms},
     dispatch::StreamWriteError,
     h3::{self, Request},
 };
-use relay_client::{OpenError, Opened, TunnelSecret, endpoint::ANSWER_TIMEOUT, error::ConnectError};
+use relay_client::{OpenError, Opened, TunnelSecret, endpoint::ANSWER_TIMEOUT};
 use role::{
     access::record::RefusedRequest,
     gate::Gate,
@@ -26,12 +20,16 @@ use role::{
 };
 use tokio::time::{Instant, error::Elapsed, interval, timeout};
 use tracing::{debug, info, warn};
-use uplink::{CONNECTIONS, Link, LinkId, NoDatagrams, OpenTunnel, Uplink};
+use uplink::{CONNECTIONS, Link, LinkId, OpenTunnel, Uplink};
 
 use super::{
     LocalAddressCounters,
     roster::{LocalClient, LocalEntrance},
 };
+
+mod failure;
+
+pub use failure::{NoConnection, NotOpenedOn};
 
 /// How long a reason is not logged again; counters show how often it occurred.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -96,97 +94,6 @@ impl OpenedUdp {
     }
 }
 
-/// Why there is no tunnel for a sender or for an application's connection.
-#[derive(Debug, thiserror::Error)]
-pub enum NoConnection {
-    /// There is no connection to the relay.
-    #[error("{0}")]
-    NoLink(Arc<ConnectError>),
-    /// The connection to the relay, or the request, was lost before there was an answer.
-    #[error("the relay was lost: {0}")]
-    Lost(h3::Error),
-    /// The relay refused.
-    #[error(transparent)]
-    Refused(#[from] TunnelRefused),
-    /// The relay did not answer.
-    #[error("the relay does not answer")]
-    NoAnswer,
-    /// The peer is no relay.
-    #[error("the peer does not support extended CONNECT: it is not a UDP proxy")]
-    NoExtendedConnect,
-    /// There are as many tunnels as the relay allows.
-    #[error("the relay allows no more tunnels")]
-    Crowded,
-    /// The configuration asks for a mode that the relay does not offer.
-    #[error(transparent)]
-    NoDatagrams(#[from] NoDatagrams),
-}
-
-impl NoConnection {
-    /// Returns the reason as a label of metrics: for a refusal of the relay, its proxy error type (RFC 9209 §2.3).
-    #[must_use]
-    pub fn reason(&self) -> &'static str {
-        match self {
-            Self::NoLink(_) => "no_relay",
-            Self::Lost(_) => "relay_lost",
-            Self::Refused(TunnelRefused::Status { status: 401 | 407, .. }) => "credentials",
-            Self::Refused(refused) => error_type(refused).map_or("refused", ErrorType::name),
-            Self::NoAnswer => "no_answer",
-            Self::NoExtendedConnect => "no_extended_connect",
-            Self::Crowded => "crowded",
-            Self::NoDatagrams(_) => "no_datagrams",
-        }
-    }
-
-    /// Returns the time that the relay asks clients to wait before the next request (`Retry-After`).
-    #[must_use]
-    pub fn retry_after(&self) -> Option<Duration> {
-        let Self::Refused(TunnelRefused::Status { retry_after_s, .. }) = self else { return None };
-        retry_after_s.map(Duration::from_secs)
-    }
-
-    /// Returns the `Proxy-Status` of the relay, and of any proxy behind it.
-    #[must_use]
-    pub fn proxy_status(&self) -> &[ProxyStatus] {
-        match self {
-            Self::Refused(TunnelRefused::Status { proxy_status, .. }) => proxy_status,
-            _ => &[],
-        }
-    }
-
-    /// Returns the refusal for the access log.
-    #[must_use]
-    pub(crate) fn as_refusal(&self) -> RefusedRequest {
-        let status = match self {
-            Self::Refused(TunnelRefused::Status { status, .. }) => Some(*status),
-            _ => None,
-        };
-        RefusedRequest { status, error: self.error_type().map(ErrorType::name), reason: self.reason() }
-    }
-
-    /// Returns the proxy error type that the relay reports.
-    #[must_use]
-    pub fn error_type(&self) -> Option<ErrorType> {
-        if let Self::Refused(refused) = self { error_type(refused) } else { None }
-    }
-}
-
-fn error_type(refused: &TunnelRefused) -> Option<ErrorType> {
-    let TunnelRefused::Status { proxy_status, .. } = refused else { return None };
-    proxy_status.iter().find_map(|status| status.error)
-}
-
-impl From<OpenError> for NoConnection {
-    fn from(error: OpenError) -> Self {
-        match error {
-            OpenError::Http(error) => Self::Lost(error),
-            OpenError::Refused(refused) => Self::Refused(refused),
-            OpenError::NoExtendedConnect => Self::NoExtendedConnect,
-            OpenError::NoAnswer => Self::NoAnswer,
-        }
-    }
-}
-
 /// Returns the access log's word for a tunnel whose request failed.
 fn word_of(error: &h3::Error) -> &'static str {
     match error {
@@ -235,7 +142,12 @@ impl Tries {
         }
         let is_first = matches!(error, OpenError::Http(_)) && self.lost == 0;
         self.lost += 1;
-        if is_first { Ok(()) } else { Err(error.into()) }
+        if is_first {
+            return Ok(());
+        }
+        let error = NoConnection::from(error);
+        access.uplink.put_off(link, error.retry_after());
+        Err(error)
     }
 }
 
@@ -265,24 +177,28 @@ impl RelayAccess {
         self.settle(opened, &tries, client, (Protocol::Tcp, target))
     }
 
-    /// Asks the relay once to connect a client to a target, over the path with this index. Returns `None` if that fails: the caller has
-    /// other connections to the target, so the failure is neither counted nor recorded.
-    pub async fn open_on(&self, path: usize, target: &Target) -> Option<OpenedTcp> {
-        let (class, link) = (self.membership.get(), self.uplink.link_on(path)?);
+    /// Asks the relay once to connect a client to a target, over the path with this index. The caller has other connections to the target, so
+    /// a failure is neither counted nor recorded.
+    ///
+    /// # Errors
+    /// See [`NotOpenedOn`].
+    pub async fn open_on(&self, path: usize, target: &Target) -> Result<OpenedTcp, NotOpenedOn> {
+        let class = self.membership.get();
+        let link = self.uplink.link_on(path).ok_or(NotOpenedOn::Path)?;
         let signal = self.signal(&class);
         let opening = timeout(ANSWER_TIMEOUT, link.relay.open_tcp(target, signal.as_ref()));
         let opened = tokio::select! {
-            opened = opening => opened.ok()?,
-            () = link.line().silenced() => return None,
+            opened = opening => opened,
+            () = link.line().silenced() => return Err(NotOpenedOn::Path),
         };
-        match opened {
-            Ok(request) => Some(self.opened(request, link, class)),
-            Err(error) => {
-                // The connection does not count as full: other tunnels may need its places more.
-                self.counters.limit_refusals.inc_by(error.is_limit().into());
-                None
-            }
+        if let Ok(Ok(request)) = opened {
+            return Ok(self.opened(request, link, class));
         }
+        if let Ok(Err(error)) = opened {
+            // The connection does not count as full: other tunnels may need its places more.
+            self.counters.limit_refusals.inc_by(error.is_limit().into());
+        }
+        Err(if link.line().is_usable() { NotOpenedOn::Target } else { NotOpenedOn::Path })
     }
 
     /// Counts a request that the relay has accepted, and gives it the terms of its class.
@@ -349,10 +265,12 @@ impl RelayAccess {
     ) -> Result<T, NoConnection> {
         let opened = opened.unwrap_or_else(|_| {
             let is_crowded = tries.limits > 0 || self.uplink.is_full();
-            Err(if is_crowded { NoConnection::Crowded } else { NoConnection::NoAnswer })
+            // The next attempt to connect may come later.
+            let failure = || self.uplink.unreached().flatten().map_or(NoConnection::NoAnswer, NoConnection::NoLink);
+            Err(if is_crowded { NoConnection::Crowded } else { failure() })
         });
         if let Err(error) = &opened {
-            self.counters.refuse(error.reason());
+            self.count(error);
             self.entrance.record_refusal(client, Some(asked), error.as_refusal());
             self.tell(error);
         }
@@ -361,8 +279,13 @@ impl RelayAccess {
 
     /// Counts that a request of an application that names no target was not sent, and logs why.
     pub fn refused(&self, error: &NoConnection) {
-        self.counters.refuse(error.reason());
+        self.count(error);
         self.tell(error);
+    }
+
+    fn count(&self, error: &NoConnection) {
+        self.counters.refuse(error.reason());
+        self.counters.tunnels_refused.inc_by(error.is_refusal().into());
     }
 
     /// Counts and records that the edge denied a client without asking the relay.

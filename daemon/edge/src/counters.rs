@@ -168,14 +168,8 @@ impl LocalAddressCounters {
         *counted = now;
     }
 
-    /// Counts a connection that leads nowhere, by reason.
+    /// Counts a connection or a UDP sender that got no tunnel, by reason. Not each reason is a refusal of the relay.
     pub fn refuse(&self, reason: &'static str) {
-        self.tunnels_refused.inc();
-        self.count_reason(reason);
-    }
-
-    /// Counts that a UDP sender got no tunnel, by reason alone, since not each reason is a refusal of the relay.
-    pub(crate) fn count_reason(&self, reason: &'static str) {
         self.refusals.get_or_create(&self.with("reason", reason)).inc();
     }
 

@@ -16,6 +16,7 @@ use std::{
 
 use config::{forward::Forward, targets::Protocol};
 use futures::FutureExt as _;
+use pacing::descriptor::set_option;
 use parking_lot::Mutex;
 use quic::{class::Membership, segments::Segments, stirred::either};
 use quinn_udp::{RecvMeta, UdpSockRef, UdpSocketState};
@@ -91,6 +92,18 @@ pub fn bind(address: SocketAddr) -> io::Result<std::net::UdpSocket> {
     Ok(socket)
 }
 
+/// Lets the kernel fragment payloads that are too long for a packet of the device: a tunnel carries them in capsules, and not every protocol
+/// can send shorter ones. [`UdpSocketState`] has forbidden it.
+fn allow_fragments(socket: &UdpSocket) -> io::Result<()> {
+    // A socket for IPv6 may have senders over IPv4.
+    set_option(socket, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DONT)?;
+    if socket.local_addr()?.is_ipv6() {
+        set_option(socket, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DONT)?;
+        set_option(socket, libc::IPPROTO_IPV6, libc::IPV6_DONTFRAG, 0)?;
+    }
+    Ok(())
+}
+
 impl Local {
     /// Returns a server for `forward` on a socket that [`bind`] returned. Its tunnels go through `uplink`, in the class of
     /// `membership`.
@@ -106,6 +119,7 @@ impl Local {
     ) -> io::Result<Self> {
         let socket = UdpSocket::from_std(socket)?;
         let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
+        allow_fragments(&socket)?;
         let shared = Arc::new(LocalAddress {
             socket,
             state,
@@ -141,6 +155,7 @@ impl Local {
     /// The socket failed for good.
     pub async fn run(mut self) -> io::Result<()> {
         let mut bytes = vec![0; MESSAGES * MESSAGE_BYTES];
+        let mut crowding = self.shared.uplink.crowding();
         let mut sweep = interval((self.idle.answered / 4).max(Duration::from_millis(100)));
         sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -161,6 +176,7 @@ impl Local {
                     sources.expire(now, allowed).for_each(|handle| handle.close(shared, "idle"));
                 }
                 () = self.shared.crowded.notified() => self.make_room(),
+                Ok(()) = crowding.changed() => self.make_room_for_others(),
             }
         }
     }
@@ -226,14 +242,27 @@ impl Local {
         source
     }
 
-    /// Ends tunnels for senders that found all places on connections taken.
+    /// Ends tunnels for senders that found all places on connections taken. If none can be ended here, other addresses are asked.
     fn make_room(&mut self) {
-        for _ in 0..self.shared.crowding.swap(0, Relaxed) {
-            // Only senders with a place on a connection that takes tunnels have one to give.
-            let rank = |it: &Handle| it.source.has_place().then(|| !it.source.is_answered());
-            let Some(evicted) = self.sources.evict(rank) else { return };
-            self.evict(evicted);
+        let wanted = self.shared.crowding.swap(0, Relaxed);
+        let made = (0..wanted).take_while(|_| self.give_place()).count();
+        if made < wanted {
+            self.shared.uplink.crowd(wanted - made);
         }
+    }
+
+    /// Ends tunnels for senders of other addresses with the same connections, which have no tunnel to end.
+    fn make_room_for_others(&mut self) {
+        let uplink = self.shared.uplink.clone();
+        uplink.make_room(|| self.give_place());
+    }
+
+    /// Ends the tunnel of a sender whose place another one can take. Returns whether there was one.
+    fn give_place(&mut self) -> bool {
+        // Only senders with a place on a connection that takes tunnels have one to give.
+        let rank = |it: &Handle| it.source.has_place().then(|| !it.source.is_answered());
+        let evicted = self.sources.evict(rank);
+        evicted.map(|evicted| self.evict(evicted)).is_some()
     }
 
     fn evict(&self, handle: Handle) {
@@ -330,7 +359,7 @@ async fn serve(shared: Arc<LocalAddress>, source: Arc<Source>) -> (SocketAddr, A
     let target = &shared.target;
     debug!(sender = %source.address, %target, "tunnel ended: {end}");
     if let End::Unopened(error) = &end {
-        shared.counters.count_reason(error.reason());
+        shared.counters.refuse(error.reason());
         shared.entrance.record_refusal(&source.address.into(), Some((Protocol::Udp, target)), error.as_refusal());
     }
     shared.note_refusal(&end);

@@ -41,8 +41,8 @@ impl Witness {
         Self { experience, path, told: Mutex::default() }
     }
 
-    /// Reports what the connection has seen since the last report, and returns the form for a new tunnel. Call it when tunnels begin
-    /// and end; `now_ns` is of a clock that all connections share.
+    /// Reports what the connection has seen since the last report, and returns the form for a new tunnel. All of it counts as seen now, so
+    /// call this every few seconds, and when tunnels begin and end; `now_ns` is of a clock that all connections share.
     pub fn tell(&self, now_ns: u64) -> Form {
         let mut told = self.told.lock();
         let (before, now) = (*told, self.path.get());

@@ -54,10 +54,11 @@ impl Choices {
 
     /// Returns the rank of a connection for a tunnel, lower first. The rank counts more than placements, which choose among the connections
     /// of the lowest rank. The chosen path comes first, then the chosen relay, and then, for a tunnel that leaves the connection `left`, the
-    /// relay where it is.
+    /// relay where it is. Such a tunnel has little time, so relays that have asked for no further requests come last for it.
     pub(crate) fn rank(&self, line: &Line, left: Option<&Line>) -> impl Ord + use<> {
         let stays = left.is_some_and(|left| left.is_continued_by(line));
-        (!self.has_path_of(line), !self.has_relay_of(line), !stays)
+        let is_put_off = left.is_some() && line.is_put_off();
+        (is_put_off, !self.has_path_of(line), !self.has_relay_of(line), !stays)
     }
 }
 

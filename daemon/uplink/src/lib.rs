@@ -96,6 +96,8 @@ pub struct Uplink {
     ids: Arc<AtomicU64>,
     wanted: Notify,
     freed: Arc<Notify>,
+    /// How many senders need a place for which no sender of their own local address can leave.
+    crowding: watch::Sender<usize>,
     state: watch::Sender<State>,
     /// The uplinks to other gateways, which can take this gateway's requests.
     peers: Mutex<Vec<Weak<Uplink>>>,
@@ -140,6 +142,7 @@ impl Uplink {
             ids,
             wanted,
             freed,
+            crowding: watch::Sender::default(),
             state,
             peers,
         });

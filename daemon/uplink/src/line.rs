@@ -10,7 +10,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use masque::h3::Code;
+use masque::{h3::Code, tunnel::Form};
 use pacing::{
     path::{PacketSize, PathStats},
     qlog::Tap,
@@ -116,6 +116,8 @@ pub struct Line {
     /// Whether the log already says that the path is too narrow.
     told: AtomicBool,
     places: Mutex<TunnelPlaces>,
+    /// Until when its relay has asked for no further requests, if it has.
+    put_off: Mutex<Option<Instant>>,
     /// How many of the places are for requests for models.
     requests: AtomicUsize,
     /// How many UDP tunnels on it move once they are to leave.
@@ -166,6 +168,7 @@ impl Line {
             retired: flag(),
             told: flag(),
             places: Mutex::default(),
+            put_off: Mutex::default(),
             requests: AtomicUsize::new(0),
             movable: AtomicUsize::new(0),
             closed: flag(),
@@ -231,6 +234,11 @@ impl Line {
     pub(crate) fn ping(&self) {
         // An error means that the connection has ended, which its task finds out.
         _ = self.relay.http().handle().clone().ping();
+    }
+
+    /// Reports what the connection has seen of its path, and returns the form for a new tunnel.
+    pub(crate) fn observe(&self, now_ns: u64) -> Form {
+        self.witness.tell(now_ns)
     }
 
     /// Returns the smoothed round trip, or the time of the handshake as long as that is all that is known.
@@ -338,6 +346,23 @@ impl Line {
     pub async fn left(&self) {
         // The sender is a part of `self`.
         _ = self.outlook.subscribe().wait_for(|outlook| outlook.leaving == Leaving::All).await;
+    }
+
+    /// Completes when its tunnels need not move.
+    pub(crate) async fn kept(&self) {
+        // The sender is a part of `self`.
+        _ = self.outlook.subscribe().wait_for(|outlook| outlook.leaving != Leaving::All).await;
+    }
+
+    /// Notes that its relay asks for no further requests for this time.
+    pub(crate) fn put_off(&self, wait: Duration) {
+        *self.put_off.lock() = Some(Instant::now() + wait);
+    }
+
+    /// Whether its relay asks for no further requests now.
+    #[must_use]
+    pub(crate) fn is_put_off(&self) -> bool {
+        self.put_off.lock().is_some_and(|until| Instant::now() < until)
     }
 
     /// Asks one of its UDP tunnels to look for a better path; the tunnels take turns. If none can be asked, nothing happens.

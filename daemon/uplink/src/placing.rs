@@ -12,7 +12,10 @@ use parking_lot::MutexGuard;
 use quic::class::{Class, Membership, Terms};
 use relay_client::{Opened, TunnelSecret, error::ConnectError};
 use sched::path::{PathChoice, Placement, back};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, timeout},
+};
 
 use super::{Uplink, places::FORGET, state::State};
 use crate::{
@@ -256,6 +259,50 @@ impl Uplink {
                 // Nothing else tells that a relay may be asked for more tunnels again than it allowed.
                 () = sleep(FORGET) => {}
             }
+        }
+    }
+
+    /// Asks all local addresses for so many places: the address of the senders that need them has no sender that can leave.
+    pub fn crowd(&self, places: usize) {
+        self.crowding.send_replace(places);
+    }
+
+    /// Returns the number of places that local addresses are [asked](Self::crowd) for, and its changes.
+    #[must_use]
+    pub fn crowding(&self) -> watch::Receiver<usize> {
+        self.crowding.subscribe()
+    }
+
+    /// Makes senders leave for others: `evict` removes one, and returns whether there was one that could leave.
+    pub fn make_room(&self, mut evict: impl FnMut() -> bool) {
+        // Under the lock of the number, so that no two addresses serve the same request.
+        self.crowding.send_if_modified(|places| {
+            while *places > 0 && evict() {
+                *places -= 1;
+            }
+            false
+        });
+    }
+
+    /// Notes how long a relay that has refused a request asks to wait, if it does: [tunnels that leave](Self::link_for) their connections take
+    /// others first, for the longest wait between attempts to connect at most.
+    pub fn put_off(&self, link: &Link, wait: Option<Duration>) {
+        if let Some(wait) = wait {
+            link.line().put_off(wait.min(self.backoff.1));
+        }
+    }
+
+    /// Waits for the time `pause` after a failed attempt to replace the tunnel in the place `left`, but not longer than the longest wait
+    /// between attempts to connect. Ends earlier if the tunnel may stay, or once a connection takes tunnels that takes none now.
+    pub async fn pause(&self, left: &LinkId, pause: Duration) {
+        let mut changes = self.state.subscribe();
+        let known: Vec<u64> = changes.borrow_and_update().usable().map(|line| line.id).collect();
+        let is_new = |line: &Arc<Line>| !known.contains(&line.id);
+        tokio::select! {
+            () = sleep(pause.min(self.backoff.1)) => {}
+            () = left.line().kept() => {}
+            // The sender is a part of `self`.
+            _ = changes.wait_for(|state| state.usable().any(is_new)) => {}
         }
     }
 

@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use futures::{StreamExt as _, stream::FuturesUnordered};
+use pacing::monotonic;
 use relay_client::{endpoint::Connected, error::ConnectError};
 use tokio::{
     sync::watch,
@@ -64,6 +65,7 @@ impl Uplink {
                 () = sleep_until(until.unwrap_or_else(Instant::now)), if until.is_some() => work.prove(),
                 _ = tidy.tick() => {
                     self.close_spare(Instant::now());
+                    self.observe(monotonic::now_ns());
                     work.introduce_again();
                 }
             }
@@ -75,6 +77,12 @@ impl Uplink {
             Some(relay) => (at, relay.connect().await),
             None => std::future::pending().await,
         }
+    }
+
+    /// Lets each connection report what it has seen of its path since the last report, so that its observations age from when it made them.
+    /// `now_ns` is of the clock of [`monotonic`].
+    pub(crate) fn observe(&self, now_ns: u64) {
+        self.state.borrow().lines.iter().for_each(|line| _ = line.observe(now_ns));
     }
 
     /// Closes connections without tunnels if their relay is shutting down, if they take none, or if others of the same

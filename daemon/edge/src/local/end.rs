@@ -27,12 +27,10 @@ impl End {
         if let Self::Failed(error) = self { word_of_udp(error) } else { "finished" }
     }
 
-    /// Whether the next attempt would fail as well. If a connection is lost or full, the uplink handles that.
+    /// Whether the next attempt would fail as well.
     pub(super) fn is_refusal(&self) -> bool {
         match self {
-            Self::Unopened(error) => {
-                !matches!(error, NoConnection::NoLink(_) | NoConnection::Lost(_) | NoConnection::Crowded)
-            }
+            Self::Unopened(error) => error.is_refusal(),
             Self::AtOnce(_) => true,
             Self::Finished | Self::Failed(_) => false,
         }

@@ -8,7 +8,7 @@ use std::{
 use masque::h3::Code;
 use quic::{class::Class, h3::Reserved};
 use relay_client::{Opened, TunnelSecret, backoff::random, endpoint::ANSWER_TIMEOUT};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, timeout};
 use tracing::{debug, info};
 use uplink::{CONNECTIONS, Link, LinkId, OpenTunnel};
 
@@ -94,7 +94,11 @@ impl LocalAddress {
                     self.uplink.limit(&link);
                     limits += 1;
                 }
-                Ok(Err(error)) => return Err(error.into()),
+                Ok(Err(error)) => {
+                    let error = NoConnection::from(error);
+                    self.uplink.put_off(&link, error.retry_after());
+                    return Err(error);
+                }
                 Err(_) => return Err(NoConnection::NoAnswer),
             }
         }
@@ -118,38 +122,37 @@ impl LocalAddress {
     pub(super) async fn replace(&self, place: &LinkId, secret: Option<TunnelSecret>) -> Replacement {
         let tunnel = OpenTunnel { place, membership: &self.membership, target: (&self.target, self.mode), secret };
         let _moves = place.line().hold_movable();
-        tokio::select! {
-            () = place.line().left() => {
-                let class = self.membership.get();
-                let (link, opened) = self.reopen(place, &class, secret).await;
-                Replacement { link, opened, class, is_return: false }
+        loop {
+            tokio::select! {
+                () = place.line().left() => {}
+                (link, opened, class) = self.uplink.better_tunnel(&tunnel, |class| self.signal(class)) => {
+                    return Replacement { link, opened, class, is_return: true };
+                }
             }
-            (link, opened, class) = self.uplink.better_tunnel(&tunnel, |class| self.signal(class)) => {
-                Replacement { link, opened, class, is_return: true }
+            let class = self.membership.get();
+            match self.reopen(place, &class, secret).await {
+                // Also on the old connection, if that is in use again: the relay sends to the newest tunnel.
+                Ok((link, opened)) => return Replacement { link, opened, class, is_return: false },
+                Err(pause) => self.uplink.pause(place, pause).await,
             }
         }
     }
 
-    /// Opens the tunnel that replaces one whose connection is being left, as soon as a connection has a place for it. After a refusal, all
-    /// tunnels of the address wait.
-    pub(super) async fn reopen(&self, left: &LinkId, class: &Class, secret: Option<TunnelSecret>) -> (Link, Opened) {
-        loop {
-            let mut pause = self.first_wait;
-            match self.open(class, (secret, Some(left))).await {
-                // Also on the old connection, if that is in use again: the relay sends to the newest tunnel.
-                Ok(opened) => return opened,
-                Err(error) => {
-                    pause = pause.max(error.retry_after().unwrap_or_default());
-                    let end = End::from(error);
-                    debug!(target = %self.target, "no tunnel to move to: {end}");
-                    self.note_refusal(&end);
-                    pause = pause.max(self.backoff.lock().wait(Instant::now()));
-                }
-            }
-            sleep(pause).await;
-            // Otherwise no tunnel has to move.
-            left.line().left().await;
-        }
+    /// Opens the tunnel that replaces one whose connection is being left, as soon as a connection has a place for it. If that fails, returns
+    /// how long to wait before the next attempt; after a refusal, all tunnels of the address wait.
+    pub(super) async fn reopen(
+        &self,
+        left: &LinkId,
+        class: &Class,
+        secret: Option<TunnelSecret>,
+    ) -> Result<(Link, Opened), Duration> {
+        self.open(class, (secret, Some(left))).await.map_err(|error| {
+            let asked = error.retry_after().unwrap_or_default();
+            let end = End::from(error);
+            debug!(target = %self.target, "no tunnel to move to: {end}");
+            self.note_refusal(&end);
+            self.first_wait.max(asked).max(self.backoff.lock().wait(Instant::now()))
+        })
     }
 
     /// Counts a refusal, and notes when another tunnel may be opened.

@@ -1,6 +1,7 @@
 //! One sender to a local address: its waiting payloads and its tunnel.
 
 use std::{
+    io,
     net::{IpAddr, SocketAddr},
     sync::{
         Arc,
@@ -177,11 +178,12 @@ impl Source {
     /// Sends everything in `downlink` to the sender, runs of equal size as one message.
     ///
     /// If the socket does not accept a payload at once, it is dropped, as in a router: the sender's device is slower than the
-    /// relay, and waiting would only delay later payloads.
+    /// relay, and waiting would only delay later payloads. The kernel fragments a payload that is too long for a packet, but not if it is one
+    /// of several in a message, so the payloads of a message that fails are sent one by one.
     pub(super) fn send(&self, shared: &LocalAddress, downlink: &mut Segments, traffic: &Traffic) {
         let LocalAddress { socket, state, counters, .. } = shared;
-        let segments = state.max_gso_segments();
-        while let Some((contents, segment, count)) = downlink.run(segments) {
+        let mut most = state.max_gso_segments();
+        while let Some((contents, segment, count)) = downlink.run(most) {
             let bytes = contents.len() as u64;
             let transmit = Transmit {
                 destination: self.address,
@@ -191,6 +193,10 @@ impl Source {
                 src_ip: self.local_ip,
             };
             let sent = socket.try_io(Interest::WRITABLE, || state.try_send(UdpSockRef::from(socket), &transmit));
+            if count > 1 && sent.as_ref().is_err_and(|error| error.kind() != io::ErrorKind::WouldBlock) {
+                most = 1;
+                continue;
+            }
             if sent.is_ok() {
                 counters.packets_down.inc_by(count as u64);
                 counters.bytes_down.inc_by(bytes);

@@ -1,12 +1,14 @@
 //! Senders of one local address, without its event loop.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use config::forward::TunnelMode;
 use futures::future::{BoxFuture, join_all};
 use masque::target::Target;
 use prometheus_client::metrics::counter::Counter;
+use quinn_udp::Transmit;
 use role::traffic::Traffic;
+use rustix::net::sockopt::{Ipv4PathMtuDiscovery, ip_mtu_discover};
 use test_relay::{Does, PATIENCE, TestRelay, eventually};
 use tokio::{net::UdpSocket, sync::watch, task::JoinHandle, time::timeout};
 use uplink::{Line, Path, PathTerms, UplinkResources};
@@ -51,24 +53,26 @@ fn uplink_with(relay: &TestRelay, resources: UplinkResources) -> (Arc<Uplink>, J
     (uplink, running)
 }
 
-/// An uplink with a connection over each of two paths to a relay. Of its task only the connections go on: it neither makes others nor
-/// watches these.
-struct TwoPaths {
+/// An uplink with a connection over each of several paths. Unless a test polls its task, only the connections go on: the task neither makes
+/// others nor watches these.
+struct SeveralPaths<const N: usize> {
     uplink: Arc<Uplink>,
-    lines: [Arc<Line>; 2],
+    lines: [Arc<Line>; N],
     /// How many tunnels have moved.
     moved: Counter,
-    /// The uplink's task, which owns the connections. Nothing polls it any more.
-    _run: BoxFuture<'static, ()>,
+    /// The uplink's task, which owns the connections.
+    run: BoxFuture<'static, ()>,
 }
 
-impl TwoPaths {
-    /// Connects over the paths `first` and `second`, of which the second costs `cost`.
-    async fn to(relay: &TestRelay, cost: Duration) -> Self {
-        let resources = UplinkResources::default();
-        let paths = ["first", "second"].map(|name| Path::new(name, vec![relay.endpoint()]));
-        let uplink = Uplink::over(paths.into(), None, (PATIENCE, PATIENCE), resources.clone());
-        uplink.set_terms(&[("second".to_owned(), PathTerms { cost, rate: None })].into());
+impl<const N: usize> SeveralPaths<N> {
+    /// Connects over paths to these relays, each with its cost.
+    async fn to(paths: [(&TestRelay, Duration); N]) -> Self {
+        let (resources, names) = (UplinkResources::default(), ["a", "b", "c"]);
+        let over = names.iter().zip(&paths).map(|(name, (relay, _))| Path::new(name, vec![relay.endpoint()]));
+        let uplink = Uplink::over(over.collect(), None, (PATIENCE, PATIENCE), resources.clone());
+        let terms = |cost| PathTerms { cost, rate: None };
+        uplink
+            .set_terms(&names.iter().zip(&paths).map(|(name, (_, cost))| ((*name).to_owned(), terms(*cost))).collect());
         let running = uplink.clone();
         let mut run = async move { running.run(watch::Sender::default().subscribe()).await }.boxed();
         let are_measured = || uplink.path_states().iter().all(|path| !path.smoothed_rtt.is_zero());
@@ -79,7 +83,7 @@ impl TwoPaths {
         let mut lines = uplink.lines();
         lines.sort_by_key(|line| uplink.path_name(line).to_owned());
         let lines = lines.try_into().ok().unwrap();
-        Self { uplink, lines, moved: resources.counters.moved_tunnels.clone(), _run: run }
+        Self { uplink, lines, moved: resources.counters.moved_tunnels.clone(), run }
     }
 }
 
@@ -154,7 +158,7 @@ async fn a_tunnel_whose_connection_came_back_is_opened_again_on_it_and_only_once
     // The connection came back before the tunnel was asked for.
     let class = shared.membership.get();
     let moving = shared.reopen(&left, &class, None);
-    let (link, _opened) = timeout(PATIENCE, moving).await.expect("it moves");
+    let (link, _opened) = timeout(PATIENCE, moving).await.expect("it moves").unwrap();
     assert!(Arc::ptr_eq(link.line(), left.line()));
     assert_eq!((relay.requests(), relay.open()), (1, 1));
     running.abort();
@@ -185,8 +189,8 @@ async fn tunnels_that_cannot_move_ask_again_together_and_no_faster_than_the_back
     left.line().leave();
     let counters = Arc::<LocalAddressCounters>::default();
     let shared = local(uplink, &counters, (Duration::from_millis(10), PATIENCE)).shared.clone();
-    let (begun, class) = (Instant::now(), shared.membership.get());
-    let moving = join_all((0..3).map(|_| shared.reopen(&left, &class, None)));
+    let begun = Instant::now();
+    let moving = join_all((0..3).map(|_| shared.replace(&left, None)));
     tokio::select! {
         _ = moving => panic!("the relay refuses"),
         () = eventually(|| relay.requests() > 12) => {}
@@ -210,6 +214,24 @@ async fn bytes_that_the_socket_refuses_are_not_counted_as_handed_over() {
     downlink.push(b"payload");
     Source::new((Ipv4Addr::LOCALHOST, 9).into(), None).send(&shared, &mut downlink, &traffic);
     assert_eq!((counters.packets_down.get(), counters.bytes_down.get(), traffic.bytes()), (1, 7, (0, 7)));
+}
+
+#[tokio::test]
+async fn payloads_that_are_too_long_for_a_packet_reach_their_sender_in_fragments() {
+    let local = lonely(&Arc::default());
+    assert_eq!(ip_mtu_discover(&local.shared.socket).unwrap(), Ipv4PathMtuDiscovery::DONT);
+    let Ok(socket) = bind((Ipv6Addr::LOCALHOST, 0).into()) else { return };
+    let socket = UdpSocket::from_std(socket).unwrap();
+    let state = UdpSocketState::new(UdpSockRef::from(&socket)).unwrap();
+    allow_fragments(&socket).unwrap();
+    // With the headers, this is longer than a packet of the loopback device.
+    let (application, contents) = (UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).await.unwrap(), [7; 65_520]);
+    let destination = application.local_addr().unwrap();
+    let transmit = Transmit { destination, ecn: None, contents: &contents, segment_size: None, src_ip: None };
+    state.try_send(UdpSockRef::from(&socket), &transmit).unwrap();
+    let mut buffer = vec![0; 1 << 16];
+    let len = timeout(PATIENCE, application.recv(&mut buffer)).await.unwrap().unwrap();
+    assert!(buffer[..len] == contents);
 }
 
 #[tokio::test]
@@ -249,7 +271,7 @@ async fn payloads_of_the_old_tunnel_reach_the_sender_after_a_move() {
 #[tokio::test]
 async fn a_tunnel_for_which_the_relay_has_no_room_on_a_better_path_stays_and_takes_nothing_from_others() {
     let relay = TestRelay::start(Does::EchoIn(2), true);
-    let paths = TwoPaths::to(&relay, Duration::from_secs(9)).await;
+    let paths = SeveralPaths::to([(&relay, Duration::ZERO), (&relay, Duration::from_secs(9))]).await;
     let [first, second] = &paths.lines;
     let other = first.relay.open_udp(&Target::from_authority("192.0.2.1:10").unwrap()).await.unwrap();
 
@@ -290,7 +312,7 @@ async fn a_tunnel_for_which_the_relay_has_no_room_on_a_better_path_stays_and_tak
 #[tokio::test]
 async fn a_tunnel_that_only_receives_makes_room_when_the_relay_allows_no_more() {
     let relay = TestRelay::start(Does::EchoIn(2), true);
-    let paths = TwoPaths::to(&relay, Duration::ZERO).await;
+    let paths = SeveralPaths::to([(&relay, Duration::ZERO); 2]).await;
     let [first, second] = &paths.lines;
     let counters = Arc::<LocalAddressCounters>::default();
     let mut local = local(paths.uplink.clone(), &counters, (PATIENCE, PATIENCE));
@@ -314,4 +336,85 @@ async fn a_tunnel_that_only_receives_makes_room_when_the_relay_allows_no_more() 
     assert!(begun.elapsed() < crate::parting::IN_TESTS * 2 / 3);
     assert!(moves.has_place() && counters.limit_refusals.get() > 0);
     assert_eq!((relay.open(), counters.sources_evicted.get()), (2, 0));
+}
+
+/// A local address with one sender, whose tunnel has to leave the first of `paths`, and which the relay of the second has just told to ask
+/// again in an hour.
+async fn put_off<const N: usize>(paths: &SeveralPaths<N>, second: &TestRelay) -> Local {
+    let counters = Arc::<LocalAddressCounters>::default();
+    let mut local = local(paths.uplink.clone(), &counters, (Duration::from_millis(10), PATIENCE));
+    let mut meta = RecvMeta::default();
+    meta.addr = (Ipv4Addr::LOCALHOST, 9).into();
+    let (first, others) = paths.lines.split_first().unwrap();
+    others.iter().for_each(|line| line.leave());
+    let source = local.source(&meta, Instant::now());
+    eventually(|| source.has_place()).await;
+    assert_eq!(first.tunnels(), 1);
+    others[0].come_back();
+    first.leave();
+    eventually(|| counters.tunnels_refused.get() == 1).await;
+    assert_eq!(second.requests(), 1);
+    local
+}
+
+#[tokio::test]
+async fn a_tunnel_that_one_relay_puts_off_moves_as_soon_as_there_is_a_connection_to_another() {
+    let relays = [TestRelay::start(Does::Echo, true), TestRelay::start(Does::SayUsedUp, true)];
+    let mut paths = SeveralPaths::to([(&relays[0], Duration::ZERO), (&relays[1], Duration::ZERO)]).await;
+    let _local = put_off(&paths, &relays[1]).await;
+    let begun = Instant::now();
+    // The task connects to the first relay again.
+    tokio::select! {
+        () = &mut paths.run => unreachable!("it never ends"),
+        () = eventually(|| paths.moved.get() == 1) => {}
+    }
+    assert!(begun.elapsed() < PATIENCE / 2);
+    assert_eq!(relays.each_ref().map(TestRelay::requests), [2, 1]);
+}
+
+#[tokio::test]
+async fn a_tunnel_that_found_no_other_place_and_stays_looks_for_better_paths_again() {
+    let relays = [TestRelay::start(Does::Echo, true), TestRelay::start(Does::SayUsedUp, true)];
+    let costs = Duration::from_secs(9);
+    let paths = SeveralPaths::to([(&relays[0], costs), (&relays[1], costs), (&relays[0], Duration::ZERO)]).await;
+    let _local = put_off(&paths, &relays[1]).await;
+    let [first, _, third] = &paths.lines;
+    first.come_back();
+    third.come_back();
+    let begun = Instant::now();
+    eventually(|| {
+        first.recall();
+        paths.moved.get() == 1
+    })
+    .await;
+    assert!(begun.elapsed() < PATIENCE / 2);
+    assert_eq!((third.tunnels(), relays[1].requests()), (1, 1));
+}
+
+#[tokio::test]
+async fn senders_of_one_address_leave_for_those_of_another_that_has_none_itself() {
+    const SENDERS: usize = 8;
+    let relay = TestRelay::start(Does::EchoIn(SENDERS), true);
+    let (uplink, running) = uplink_to(&relay);
+    let counters = [(); 2].map(|()| Arc::<LocalAddressCounters>::default());
+    let locals = counters.each_ref().map(|counters| local(uplink.clone(), counters, (PATIENCE, PATIENCE)));
+    let addresses = locals.each_ref().map(|local| local.address().unwrap());
+    let serving = locals.map(|local| tokio::spawn(local.run()));
+    let ask = async |address: SocketAddr| {
+        let application = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        application.connect(address).await.unwrap();
+        application.send(b"payload").await.unwrap();
+        timeout(PATIENCE, application.recv(&mut [0; 64])).await.expect("it is not answered").unwrap();
+        application
+    };
+    let mut idle = Vec::new();
+    for _ in 0..SENDERS {
+        idle.push(ask(addresses[0]).await);
+    }
+    assert_eq!(relay.open(), SENDERS);
+    idle.push(ask(addresses[1]).await);
+    assert!(counters[0].sources_evicted.get() > 0);
+    assert_eq!([&counters[1].sources_evicted, &counters[1].tunnels_crowded_out].map(Counter::get), [0, 0]);
+    serving.iter().for_each(JoinHandle::abort);
+    running.abort();
 }

@@ -61,8 +61,7 @@ pub(super) async fn serve(
     port: u16,
 ) -> io::Result<()> {
     let LocalClient { address: from, user } = known.clone();
-    let local = control.local_addr()?.ip();
-    let socket = match UdpSocket::bind((local, 0)).await {
+    let socket = match UdpSocket::bind(of_any_port(control.local_addr()?)).await {
         Ok(socket) => Arc::new(socket),
         Err(error) => {
             control.write_all(&socks::reply(Reply::Failure, None)).await?;
@@ -94,6 +93,12 @@ pub(super) async fn serve(
     _ = timeout(Duration::from_secs(1), async { while association.tasks.join_next().await.is_some() {} }).await;
     debug!(%from, "association ended");
     Ok(())
+}
+
+/// Returns the address with any port. A link-local address keeps its scope, without which it names no device.
+fn of_any_port(mut address: SocketAddr) -> SocketAddr {
+    address.set_port(0);
+    address
 }
 
 impl Association {
@@ -133,13 +138,13 @@ impl Association {
             Err(IgnoredDatagram::Malformed) => return counters.ignore("malformed"),
         };
         self.client.1 = Some(from.port());
-        let (now, to) = (Instant::now(), SocketAddr::new(from.ip(), from.port()));
+        let now = Instant::now();
         if self.push(&target, payload, now) {
             return;
         }
         // The task of a tunnel that has ended may not have been joined yet.
         self.flows.remove(&target);
-        if !self.open(&target, to, now) {
+        if !self.open(&target, from, now) {
             counters.dropped_waiting.inc();
             return;
         }
@@ -195,14 +200,11 @@ impl Association {
 
 #[cfg(test)]
 mod tests {
-    use std::net::Ipv4Addr;
+    use std::net::{Ipv4Addr, SocketAddrV6};
 
     use prometheus_client::metrics::counter::Counter;
     use test_relay::{Does, PATIENCE, TestRelay, eventually};
-    use tokio::{
-        sync::Semaphore,
-        task::{JoinHandle, yield_now},
-    };
+    use tokio::task::{JoinHandle, yield_now};
     use uplink::{Uplink, UplinkResources};
 
     use super::*;
@@ -213,18 +215,7 @@ mod tests {
 
     /// What clients of a proxy share, and an association of the client at `from`.
     async fn association(access: RelayAccess, from: SocketAddr) -> Association {
-        let idle = Duration::from_secs(60);
-        let shared = Arc::new(Shared {
-            access,
-            protocols: Vec::new(),
-            users: None,
-            mode: Default::default(),
-            udp_idle: idle,
-            backoff: (idle, idle),
-            tunnels: Arc::new(Semaphore::new(2 * TARGETS)),
-            split_bytes: None,
-            divided: Semaphore::new(0),
-        });
+        let shared = Shared::with(access, 2 * TARGETS);
         let socket = Arc::new(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap());
         let (flows, tasks) = (HashMap::new(), JoinSet::new());
         Association { shared, socket, client: (from.ip(), None), user: None, flows, tasks }
@@ -233,6 +224,12 @@ mod tests {
     /// Takes a datagram for a target from a client.
     fn take(association: &mut Association, target: &Target, from: SocketAddr) {
         association.take(&[&socks::datagram_header(target)[..], b"payload"].concat(), from);
+    }
+
+    #[test]
+    fn a_link_local_address_keeps_its_scope() {
+        let address = |port| SocketAddr::from(SocketAddrV6::new("fe80::1".parse().unwrap(), port, 0, 3));
+        assert_eq!(of_any_port(address(1080)), address(0));
     }
 
     #[tokio::test]

@@ -6,6 +6,7 @@
 //! | [`plan`] | which fetcher asks for which bytes, and the order of the bytes for the client |
 //! | [`origin`] | a connection to the server, through a tunnel |
 //! | [`fetch`] | the fetchers: two for each path |
+//! | [`setbacks`] | when a fetcher asks again after a failure, and when it gives up |
 //!
 //! The request goes to the server unchanged. If the answer is long, and says that ranges of it can be had, further requests follow over the
 //! other paths. The client receives the head of the first answer, and the bytes in their order.
@@ -40,6 +41,7 @@ mod answer;
 mod fetch;
 mod origin;
 mod plan;
+mod setbacks;
 
 /// How many answers the clients of a proxy may receive in ranges at once. Further ones take one path.
 pub const MOST_DIVIDED: usize = 8;

@@ -281,3 +281,40 @@ fn reply_of(error: &NoConnection) -> Reply {
         _ => Reply::Failure,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use prometheus_client::{encoding::text::encode, registry::Registry};
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::{counters::EdgeMetrics, proxy::users::ProxyUsers, tests::unreached};
+
+    #[tokio::test]
+    async fn a_client_that_the_proxy_denies_is_no_refusal_of_the_relay() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let metrics = EdgeMetrics::default();
+        let mut access = unreached();
+        access.counters = metrics.of(listener.local_addr().unwrap(), "proxy");
+        let mut shared = Shared::with(access, 1);
+        // Nobody is known.
+        Arc::get_mut(&mut shared).unwrap().users = Some(ProxyUsers::default());
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        client.write_all(b"CONNECT a.example:443 HTTP/1.1\r\n\r\n").await.unwrap();
+        client.shutdown().await.unwrap();
+        let (stream, from) = listener.accept().await.unwrap();
+        serve(&shared, stream, from).await;
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 407 "), "{answer}");
+        let (mut registry, mut text) = (Registry::default(), String::new());
+        metrics.register(&mut registry);
+        encode(&mut text, &registry).unwrap();
+        let is_counted =
+            |line: &str| line.starts_with("edge_refusals_total") && line.ends_with("\"unauthenticated\"} 1");
+        assert!(text.lines().any(is_counted), "{text}");
+        assert_eq!(shared.access.counters.tunnels_refused.get(), 0);
+    }
+}

@@ -25,3 +25,22 @@ pub struct Shared {
     /// A permit for each answer that may be fetched in ranges at once.
     pub(super) divided: Semaphore,
 }
+
+#[cfg(test)]
+impl Shared {
+    /// Returns what clients of a proxy without users share, whose traffic has this access to a relay.
+    pub(super) fn with(access: RelayAccess, tunnels: usize) -> Arc<Self> {
+        let idle = Duration::from_secs(60);
+        Arc::new(Self {
+            access,
+            protocols: vec![ProxyKind::Socks5, ProxyKind::Http],
+            users: None,
+            mode: TunnelMode::default(),
+            udp_idle: idle,
+            backoff: (idle, idle),
+            tunnels: Arc::new(Semaphore::new(tunnels)),
+            split_bytes: None,
+            divided: Semaphore::new(0),
+        })
+    }
+}

@@ -76,7 +76,7 @@ impl Drop for Link {
     fn drop(&mut self) {
         self.line.places().give_back();
         self.line.requests.fetch_sub(self.is_request.into(), Relaxed);
-        self.line.witness.tell(monotonic::now_ns());
+        self.line.observe(monotonic::now_ns());
         self.line.opening.lock().remove(&self.number);
         if let Some(carried) = self.line.carried.lock().remove(&self.number) {
             self.line.sizes.learn(&carried.class, carried.moved());
@@ -106,7 +106,7 @@ impl Link {
     /// Returns a place that was taken.
     fn new(line: &Arc<Line>) -> Self {
         let number = line.next_place.fetch_add(1, Relaxed);
-        let chosen = line.witness.tell(monotonic::now_ns());
+        let chosen = line.observe(monotonic::now_ns());
         Self { relay: line.relay.clone(), line: line.clone(), number, chosen, is_request: false, before: None }
     }
 

@@ -52,17 +52,15 @@ impl Uplink {
         others.iter().filter_map(|range| beside(range.path)).collect()
     }
 
-    /// Returns a place on the path with this index, if a connection there takes tunnels and has room now, and no operator has chosen another
-    /// path that does.
+    /// Returns a place on the path with this index, if a connection there takes tunnels and has room now. While an operator has chosen another
+    /// path, and a connection there has room, the place is on that path.
     #[must_use]
     pub fn link_on(&self, path: usize) -> Option<Link> {
         let state = self.state.borrow();
         let lines = state.with_room(Instant::now(), None);
-        let is_left = |chosen| chosen != path && lines.iter().any(|line| line.path_place == chosen);
-        if state.chosen().path.is_some_and(is_left) {
-            return None;
-        }
-        lines.into_iter().filter(|line: &&Arc<Line>| line.path_place == path).find_map(Line::link)
+        let on = |path| lines.iter().filter(move |line: &&&Arc<Line>| line.path_place == path);
+        let chosen = state.chosen().path.filter(|chosen| on(*chosen).next().is_some());
+        on(chosen.unwrap_or(path)).find_map(|line| line.link())
     }
 }
 

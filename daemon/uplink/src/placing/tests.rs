@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use config::policy::Policy;
 use futures::future::join_all;
+use masque::tunnel::Form;
 use quic::class::PolicyRole;
 use role::{classes::Classes, traffic::Traffic};
 use test_relay::{Does, PATIENCE, TestRelay, eventually};
@@ -248,9 +249,13 @@ async fn a_large_answer_may_take_the_paths_that_work_cost_little_and_are_not_pas
     for chosen in [present, other] {
         uplink.state.send_modify(|state| state.chosen.path = Some(chosen));
         assert!(beside().is_empty(), "an operator has chosen path {chosen}, and the request is on {present}");
-        let open = [present, other].map(|path| uplink.link_on(path).is_some());
-        assert_eq!(open, [present, other].map(|path| path == chosen), "which path takes further parts");
+        let taken = [present, other].map(|path| uplink.link_on(path).map(|link| link.line().path_place));
+        assert_eq!(taken, [Some(chosen); 2], "which path takes further parts");
     }
+    uplink.state.send_modify(|state| state.chosen.path = Some(2));
+    assert_eq!(uplink.link_on(other).map(|link| link.line().path_place), Some(2), "neither of the two");
+    lines[2].doubt(true);
+    assert_eq!(uplink.link_on(other).map(|link| link.line().path_place), Some(other), "it does not work");
 }
 
 #[tokio::test]
@@ -304,4 +309,54 @@ async fn tunnels_that_are_asked_go_to_the_path_that_an_operator_has_chosen_and_d
     assert_eq!(found(&lines[3]), None, "the chosen path leads to another relay");
     lines[1].doubt(true);
     assert_eq!([0, 2].map(|place| found(&lines[place])), [None, Some(0)], "the chosen path is silent");
+}
+
+#[tokio::test]
+async fn what_a_connection_sees_of_its_path_ages_while_no_tunnel_is_opened() {
+    const SECOND_NS: u64 = 1_000_000_000;
+    let (_relays, uplink, [line]) = connected([(0, 0)]).await;
+    let ms = Duration::from_millis;
+    for minute in 1..=60 {
+        (0..10_000).for_each(|_| line.path.sent_packet());
+        uplink.observe(60 * minute * SECOND_NS);
+    }
+    line.path.measured(ms(10), ms(10));
+    (1..=50).for_each(|round_trip| line.path.lost_packet(ms(20 * round_trip)));
+    assert_eq!(line.observe(3_601 * SECOND_NS), Form::Capsule, "the packets of the hour before dilute no loss");
+    for minute in 61..=120 {
+        (0..10_000).for_each(|_| line.path.sent_packet());
+        uplink.observe(60 * minute * SECOND_NS);
+    }
+    assert_eq!(line.observe(7_201 * SECOND_NS), Form::Datagram, "losses are forgotten");
+}
+
+#[tokio::test]
+async fn a_tunnel_that_leaves_passes_over_a_relay_that_puts_requests_off_for_a_while() {
+    let (_relays, uplink, lines) = connected([(1, 9), (0, 9), (1, 0)]).await;
+    let class = class(Placement::Paced);
+    let path_of = async |left| place_of(&uplink, &class, left).await.0;
+    lines[0].leave();
+    assert_eq!(path_of(Some(&lines[0])).await, 2, "it stays at its relay");
+    let hour = Duration::from_secs(3_600);
+    uplink.put_off(&lines[2].link().unwrap(), Some(hour));
+    assert_eq!(path_of(Some(&lines[0])).await, 1);
+    assert_eq!(path_of(None).await, 2, "a new tunnel is told by the relay");
+
+    let left = LinkId::unused(&lines[0]);
+    tokio::time::pause();
+    let begun = Instant::now();
+    uplink.pause(&left, hour).await;
+    assert!((PATIENCE..2 * PATIENCE).contains(&begun.elapsed()), "the relay may change its mind");
+    assert_eq!(path_of(Some(&lines[0])).await, 2);
+
+    lines[2].doubt(true);
+    let begun = Instant::now();
+    let answers = async {
+        lines[2].doubt(false);
+        uplink.state.send_modify(|_| {});
+    };
+    tokio::join!(uplink.pause(&left, hour), answers);
+    lines[0].come_back();
+    uplink.pause(&left, hour).await;
+    assert_eq!(begun.elapsed(), Duration::ZERO, "another connection takes it, and then it may stay");
 }

@@ -101,7 +101,8 @@ impl Carrier {
                 Ok(opened) => return (opened, false),
                 Err(error) => {
                     let wait = backoff.failed(Instant::now(), random()).unwrap_or_default();
-                    sleep(wait.max(error.retry_after().unwrap_or_default())).await;
+                    let pause = wait.max(error.retry_after().unwrap_or_default());
+                    access.uplink.pause(&place, pause).await;
                 }
             }
         }

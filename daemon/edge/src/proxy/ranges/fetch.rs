@@ -10,20 +10,18 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
+use uplink::Line;
+
 use super::{
     answer::WholeAnswer,
     origin::{OriginConnection, Tunnels},
     plan::{FetcherId, RangePlan},
+    setbacks::Setbacks,
 };
+use crate::connect::NotOpenedOn;
 
-/// How long a server may be silent while it owes bytes of a range.
+/// How long a server may be silent while it owes bytes of a range whose answer has begun.
 const STALL: Duration = Duration::from_secs(10);
-
-/// The first and the longest wait after a range that did not arrive.
-const WAITS: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(8));
-
-/// How many times in a row a server may say that it is busy before a fetcher gives up: with the waits between, a quarter of a minute.
-const BUSY: usize = 6;
 
 /// How often a fetcher without a range checks whether another one has become slow.
 const LOOK: Duration = Duration::from_millis(100);
@@ -59,8 +57,10 @@ pub struct Begun {
 
 /// Why a range does not arrive.
 enum Failure {
-    /// The tunnel, or the connection to the server, ended or fell silent.
+    /// The tunnel, or the connection to the server, ended or fell silent, though the path works.
     Lost,
+    /// The path does not work now, or takes no tunnels.
+    PathLost,
     /// The server says that it cannot serve the request now.
     Busy,
     /// The server answers with something other than the range.
@@ -75,6 +75,22 @@ enum Received {
     Cut,
     /// The connection has failed.
     Lost,
+}
+
+impl Failure {
+    /// Returns the failure of something that was lost on this connection to a relay.
+    fn on(line: &Line) -> Self {
+        if line.is_usable() { Self::Lost } else { Self::PathLost }
+    }
+}
+
+impl From<NotOpenedOn> for Failure {
+    fn from(error: NotOpenedOn) -> Self {
+        match error {
+            NotOpenedOn::Path => Self::PathLost,
+            NotOpenedOn::Target => Self::Lost,
+        }
+    }
 }
 
 impl DividedDownload {
@@ -117,32 +133,38 @@ impl DividedDownload {
     /// first fetcher continues alone.
     pub async fn probe(&self, fetcher: FetcherId, paths: &[usize]) -> Option<(usize, Begun)> {
         for path in paths.iter().copied().cycle().take(TRIALS) {
-            let Some(connection) = self.tunnels.connect(path).await else { continue };
+            let Ok(connection) = self.tunnels.connect(path).await else { continue };
             let range = self.plan.lock().probe(fetcher, Instant::now())?;
-            match self.begin(connection, &range).await {
+            match self.begin(connection, &range, STALL).await {
                 Ok(begun) => {
                     if self.plan.lock().divide(fetcher, range, Instant::now()) {
                         self.moved.notify_waiters();
                         return Some((path, begun));
                     }
                 }
-                Err(Failure::Lost) => {}
+                Err(Failure::Lost | Failure::PathLost) => {}
                 Err(Failure::Busy | Failure::Refused) => return None,
             }
         }
         None
     }
 
-    /// Asks for a range on a connection, and reads the head of the answer.
-    async fn begin(&self, mut connection: OriginConnection, range: &Range<u64>) -> Result<Begun, Failure> {
+    /// Asks for a range on a connection, and reads the head of the answer, which has to come within `stall`.
+    async fn begin(
+        &self,
+        mut connection: OriginConnection,
+        range: &Range<u64>,
+        stall: Duration,
+    ) -> Result<Begun, Failure> {
         let request = self.whole.request(&self.asked, range).ok_or(Failure::Refused)?;
-        connection.send(&request).await.map_err(|_| Failure::Lost)?;
         let line = connection.place.line().clone();
+        let lost = || Failure::on(&line);
+        connection.send(&request).await.map_err(|_| lost())?;
         let head = tokio::select! {
-            head = timeout(STALL, connection.head()) => head.map_err(|_| Failure::Lost)?,
-            () = line.silenced() => return Err(Failure::Lost),
+            head = timeout(stall, connection.head()) => head.map_err(|_| lost())?,
+            () = line.silenced() => return Err(Failure::PathLost),
         };
-        let (head, len) = head.map_err(|_| Failure::Refused)?.ok_or(Failure::Lost)?;
+        let (head, len) = head.map_err(|_| Failure::Refused)?.ok_or_else(lost)?;
         if !head.is_range(range, &self.whole) {
             return Err(if head.is_busy() { Failure::Busy } else { Failure::Refused });
         }
@@ -164,27 +186,27 @@ impl DividedDownload {
         }
     }
 
-    /// Fetches ranges over one path, until aborted, or until the server refuses one or stays busy. The first one may have `begun`.
+    /// Fetches ranges over one path, until aborted, or until the server refuses one or [fails too often](Setbacks). The first one may have
+    /// `begun`.
     pub async fn fetch(self: Arc<Self>, fetcher: FetcherId, path: usize, mut begun: Option<Begun>) {
-        let (mut kept, mut wait, mut busy) = (None, WAITS.0, 0);
+        let (mut kept, mut setbacks) = (None, Setbacks::default());
         loop {
             let mut current = match begun.take() {
                 Some(begun) => begun,
                 None => {
                     let was_used = kept.is_some();
-                    match self.ask(fetcher, path, kept.take()).await {
+                    match self.ask(fetcher, path, kept.take(), setbacks.stall()).await {
                         Ok(begun) => begun,
                         Err(Failure::Refused) => return,
-                        Err(Failure::Busy) if busy + 1 == BUSY => return,
-                        Err(Failure::Busy) => {
-                            busy += 1;
-                            pause(&mut wait).await;
+                        // Servers close connections that were used, and accept new ones at once.
+                        Err(Failure::Lost | Failure::PathLost) if was_used => continue,
+                        Err(Failure::PathLost) => {
+                            sleep(setbacks.pause()).await;
                             continue;
                         }
-                        // Servers close connections that were used, and accept new ones at once.
-                        Err(Failure::Lost) if was_used => continue,
-                        Err(Failure::Lost) => {
-                            pause(&mut wait).await;
+                        Err(Failure::Lost | Failure::Busy) => {
+                            let Some(pause) = setbacks.failed() else { return };
+                            sleep(pause).await;
                             continue;
                         }
                     }
@@ -193,29 +215,39 @@ impl DividedDownload {
             let asked = current.bytes;
             let received = self.receive(fetcher, &mut current).await;
             if current.bytes < asked {
-                (wait, busy) = (WAITS.0, 0);
+                setbacks.advanced();
             }
             match received {
                 Received::All => kept = current.persists.then_some(current.connection),
                 Received::Cut => {}
                 Received::Lost => {
+                    let failure = Failure::on(current.connection.place.line());
                     drop(current);
                     self.give_back(fetcher);
-                    pause(&mut wait).await;
+                    let pause = if let Failure::Lost = failure { setbacks.failed() } else { Some(setbacks.pause()) };
+                    let Some(pause) = pause else { return };
+                    sleep(pause).await;
                 }
             }
         }
     }
 
-    /// Takes a range for a fetcher and asks for it, on the connection `kept` or a new one over a path.
-    async fn ask(&self, fetcher: FetcherId, path: usize, kept: Option<OriginConnection>) -> Result<Begun, Failure> {
+    /// Takes a range for a fetcher and asks for it, on the connection `kept` or a new one over a path. The answer has to begin within
+    /// `stall`.
+    async fn ask(
+        &self,
+        fetcher: FetcherId,
+        path: usize,
+        kept: Option<OriginConnection>,
+        stall: Duration,
+    ) -> Result<Begun, Failure> {
         let connection = match kept {
             Some(kept) => kept,
             // Before the range: a path that has failed takes none.
-            None => self.tunnels.connect(path).await.ok_or(Failure::Lost)?,
+            None => self.tunnels.connect(path).await?,
         };
         let range = self.range(fetcher).await;
-        self.begin(connection, &range).await.inspect_err(|_| self.give_back(fetcher))
+        self.begin(connection, &range, stall).await.inspect_err(|_| self.give_back(fetcher))
     }
 
     /// Waits for the range that a fetcher has to request.
@@ -275,8 +307,42 @@ impl DividedDownload {
     }
 }
 
-/// Waits, and doubles the next wait.
-async fn pause(wait: &mut Duration) {
-    sleep(*wait).await;
-    *wait = (2 * *wait).min(WAITS.1);
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, SocketAddr};
+
+    use masque::target::Target;
+    use test_relay::{Does, TestRelay, eventually};
+    use uplink::UplinkResources;
+
+    use super::{super::answer, *};
+    use crate::{
+        proxy::Shared,
+        roster::LocalClient,
+        tests::{access_to, start},
+    };
+
+    #[tokio::test]
+    async fn a_fetcher_gives_up_when_the_server_is_gone_but_not_while_the_path_is() {
+        let relay = TestRelay::start(Does::Refuse, true);
+        let access = access_to(relay.endpoint(), UplinkResources::default());
+        let (uplink, target) = (access.uplink.clone(), Target::from_authority("192.0.2.1:80").unwrap());
+        let running = start(&uplink);
+        eventually(|| uplink.lines().first().is_some_and(|line| line.relay.is_let_in())).await;
+        let client = LocalClient::from(SocketAddr::from((Ipv4Addr::LOCALHOST, 9)));
+        let tunnels = Arc::new(Tunnels::new(&Shared::with(access, 1), &client, &target));
+        let head = b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\nAccept-Ranges: bytes\r\nETag: \"a\"\r\n\r\n";
+        let whole = answer::head(head).unwrap().unwrap().0.whole().unwrap();
+        let download = DividedDownload::new(tunnels, b"GET / HTTP/1.1\r\n\r\n", whole, Counter::default());
+        let fetching = || download.clone().fetch(download.add(None), 0, None);
+        let line = uplink.lines().remove(0);
+
+        // From here on, nothing but waits takes time.
+        tokio::time::pause();
+        timeout(Duration::from_secs(30), fetching()).await.expect("it asks for ever");
+        assert_eq!(relay.requests(), 7);
+        running.abort();
+        line.doubt(true);
+        assert!(timeout(Duration::from_secs(86_400), fetching()).await.is_err(), "the path may return");
+    }
 }

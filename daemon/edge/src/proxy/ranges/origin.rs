@@ -15,10 +15,13 @@ use tokio::{
 use uplink::LinkId;
 
 use super::{
-    super::{super::connect::OpenedTcp, Shared},
+    super::Shared,
     answer::{self, AnswerHead, MalformedAnswer},
 };
-use crate::roster::LocalClient;
+use crate::{
+    connect::{NotOpenedOn, OpenedTcp},
+    roster::LocalClient,
+};
 
 /// How many bytes a tunnel holds for a connection.
 const PIPE_BYTES: usize = 64 * 1024;
@@ -60,10 +63,13 @@ impl Tunnels {
         OriginConnection { place, pipe, read: BytesMut::new(), ended }
     }
 
-    /// Connects to the server over the path with this index; `None` if that fails.
-    pub async fn connect(&self, path: usize) -> Option<OriginConnection> {
+    /// Connects to the server over the path with this index.
+    ///
+    /// # Errors
+    /// See [`NotOpenedOn`].
+    pub async fn connect(&self, path: usize) -> Result<OriginConnection, NotOpenedOn> {
         let opened = self.shared.access.open_on(path, &self.target).await?;
-        Some(self.connection(opened, &[]))
+        Ok(self.connection(opened, &[]))
     }
 
     /// Lets the tunnels end properly, after their connections were dropped.
