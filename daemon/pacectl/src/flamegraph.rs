@@ -61,6 +61,16 @@ struct Picture {
 }
 
 pub(crate) async fn run(door: &Door, arguments: &Arguments, as_json: bool) -> Result<()> {
+    show(as_json, record(door, arguments).await?, |Drawn { pictures, left_out }| {
+        for Picture { file, unit, total } in pictures {
+            say!("{}: {total} {unit}", file.display());
+        }
+        left_out.iter().for_each(|what| eprintln!("left out: {what}"));
+    })
+}
+
+/// Records and draws. The folder of the recordings is gone when this returns, because a closed output then ends the process at once.
+async fn record(door: &Door, arguments: &Arguments) -> Result<Drawn> {
     let pid = match arguments.pid {
         Some(pid) => pid,
         None => {
@@ -112,12 +122,7 @@ pub(crate) async fn run(door: &Door, arguments: &Arguments, as_json: bool) -> Re
         let (title, file) = ("Time without a CPU", arguments.output.join("off-cpu.svg"));
         pictures.extend(waits.stacks.draw(title, "µs", &file, &mut left_out)?);
     }
-    show(as_json, Drawn { pictures, left_out }, |Drawn { pictures, left_out }| {
-        for Picture { file, unit, total } in pictures {
-            say!("{}: {total} {unit}", file.display());
-        }
-        left_out.iter().for_each(|what| eprintln!("left out: {what}"));
-    })
+    Ok(Drawn { pictures, left_out })
 }
 
 /// Starts `perf` recording when threads lose the CPU and get it, if the machine allows that.

@@ -64,6 +64,25 @@ struct Trace {
 }
 
 pub(crate) async fn run(door: &Door, arguments: &Arguments, as_json: bool) -> Result<()> {
+    let trace = record(door, Duration::from_secs(arguments.seconds)).await?;
+    let mut output: Box<dyn Write> = match &arguments.output {
+        Some(file) => {
+            let file = fs::File::create(file).with_context(|| format!("failed to write {}", file.display()))?;
+            Box::new(io::BufWriter::new(file))
+        }
+        None => Box::new(print::Out),
+    };
+    if as_json {
+        serde_json::to_writer(&mut output, &trace)?;
+        writeln!(output)?;
+    } else {
+        people(&mut output, &trace)?;
+    }
+    Ok(output.flush()?)
+}
+
+/// Records for `span`. The folder of the recording is gone when this returns, because a closed output then ends the process at once.
+async fn record(door: &Door, span: Duration) -> Result<Trace> {
     door.ensure_local()?;
     let pid = door.open().await?.get_status(v1::GetStatusRequest {}).await?.into_inner().pid;
     let mut left_out = Vec::new();
@@ -71,7 +90,7 @@ pub(crate) async fn run(door: &Door, arguments: &Arguments, as_json: bool) -> Re
     let watched = watch(pid, &folder, &mut left_out);
     // A new connection: perf may have taken longer to start than a daemon waits for a silent client.
     let mut client = door.open().await?;
-    let (messages, lost_packets) = departures(&mut client, Duration::from_secs(arguments.seconds)).await?;
+    let (messages, lost_packets) = departures(&mut client, span).await?;
     sleep(LEAVING).await;
     let mut trace = Trace {
         rows: Vec::new(),
@@ -94,20 +113,7 @@ pub(crate) async fn run(door: &Door, arguments: &Arguments, as_json: bool) -> Re
         }
         None => trace.rows = join(&messages, None, false),
     }
-    let mut output: Box<dyn Write> = match &arguments.output {
-        Some(file) => {
-            let file = fs::File::create(file).with_context(|| format!("failed to write {}", file.display()))?;
-            Box::new(io::BufWriter::new(file))
-        }
-        None => Box::new(print::Out),
-    };
-    if as_json {
-        serde_json::to_writer(&mut output, &trace)?;
-        writeln!(output)?;
-    } else {
-        people(&mut output, &trace)?;
-    }
-    Ok(output.flush()?)
+    Ok(trace)
 }
 
 /// Starts `perf` recording the kernel, as far as possible; returns the recorded tracepoints.
