@@ -264,6 +264,13 @@ fn raw_message(error: &anyhow::Error) -> String {
         );
     }
     match error.downcast_ref::<Status>() {
+        // tonic gives no reason.
+        Some(status) if status.code() == Code::Unimplemented => {
+            "the daemon does not know this command, because it is older than this pacectl: restart paced, so that it runs the installed \
+             version"
+                .to_owned()
+        }
+        Some(status) if status.message().is_empty() => format!("the daemon gave no reason: {}", status.code()),
         Some(status) => status.message().to_owned(),
         None => format!("{error:#}"),
     }
@@ -361,6 +368,14 @@ mod tests {
             let message = message(&error);
             assert!(message.ends_with("no\u{fffd}[2J\nmodel"), "{message:?}");
         }
+    }
+
+    #[test]
+    fn a_failure_without_words_is_told_by_its_code_and_an_older_daemon_by_the_remedy() {
+        let said = |code| message(&Status::new(code, "").into());
+        assert_eq!(said(Code::Internal), "the daemon gave no reason: Internal error");
+        let older = said(Code::Unimplemented);
+        assert!(older.contains("older than this pacectl") && older.contains("restart paced"), "{older}");
     }
 
     #[test]
