@@ -66,11 +66,19 @@ impl Door {
         self.authorize(header, connection, place).await
     }
 
+    /// Waits for an answer of the bus or of polkit, but only while the door is open: a call that waits keeps the connection to the bus
+    /// open, and would change something after the door is shut.
+    async fn while_open<T>(&self, answer: impl Future<Output = T>) -> Result<T, Denial> {
+        tokio::select! {
+            biased;
+            () = self.watchers.all_ended() => Err(Denial::Failed("paced has left the bus".into())),
+            answer = answer => Ok(answer),
+        }
+    }
+
     /// Identifies the caller by what the bus knows of it.
     async fn identify(&self, header: &Header<'_>, connection: &Connection) -> Result<Caller, Denial> {
-        let sender = sender(header)?;
-        let proxy = DBusProxy::new(connection).await?;
-        let uid = proxy.get_connection_unix_user(sender.clone().into()).await.map_err(zbus::Error::from)?;
+        let uid = self.while_open(uid_of(sender(header)?, connection)).await??;
         let writers = self.writers.clone();
         let found = tokio::task::spawn_blocking(move || writers.peer(uid).caller()).await;
         found.map_err(|_| Denial::Failed(Error::Ending.to_string()))
@@ -87,13 +95,20 @@ impl Door {
         drop(place);
         if !caller.may_write {
             let _places = self.waiting.decision(&caller.name)?;
-            caller.may_write = is_authorized(header, connection).await.unwrap_or_else(|error| {
+            let authorized = self.while_open(is_authorized(header, connection)).await?;
+            caller.may_write = authorized.unwrap_or_else(|error| {
                 tracing::debug!("polkit did not authorise {}: {error:#}", caller.name);
                 false
             });
         }
         Ok(caller)
     }
+}
+
+/// Asks the bus for the user of a caller.
+async fn uid_of(caller: &UniqueName<'_>, connection: &Connection) -> zbus::Result<u32> {
+    let proxy = DBusProxy::new(connection).await?;
+    Ok(proxy.get_connection_unix_user(caller.clone().into()).await?)
 }
 
 fn sender<'h>(header: &'h Header<'_>) -> Result<&'h UniqueName<'h>, Denial> {

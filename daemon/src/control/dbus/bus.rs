@@ -30,7 +30,7 @@ const PAUSE: Duration = Duration::from_secs(10);
 pub async fn keep(control: SharedControl, bus: Bus, writers: Writers) {
     let mut told = None;
     loop {
-        // A guard ends the watches, because a reload that shuts the door drops this task while it serves.
+        // A guard ends the watches and the waiting calls, because a reload that shuts the door drops this task while it serves.
         let watches = EndsAll::default();
         let (control, writers, watchers) = (control.clone(), writers.clone(), watches.0.clone());
         let door = Door { control, writers, watchers, waiting: WaitingCalls::default() };
@@ -167,6 +167,31 @@ mod tests {
             }
         };
         assert_eq!((questions, &refusal[..]), (ARRIVING.1, "32 other calls wait to be identified; try again"));
+    }
+
+    #[tokio::test]
+    async fn calls_that_wait_for_the_bus_or_for_polkit_end_with_the_door_and_let_go_of_the_bus() {
+        for asked in ["GetConnectionUnixUser", "CheckAuthorization"] {
+            let (control, _wishes) = control("");
+            let (builder, calls, mut said) = wire::silent_bus();
+            let door = door(&control);
+            let watches = EndsAll(door.watchers.clone());
+            let connection = builder.serve_at(PATH, door).build().await.unwrap();
+            let call = Message::method_call(PATH, "ForgetSavedPolicy").interface("org.paced.Control1");
+            calls.send(call.sender(":1.7").build(&()).unwrap()).unwrap();
+            let question = said.recv().await.unwrap();
+            if asked != question.header().member().unwrap().as_str() {
+                // No user who may write, so that polkit decides.
+                calls.send(Message::method_return(&question.header()).build(&65_533_u32).unwrap()).unwrap();
+                assert_eq!(said.recv().await.unwrap().header().member().unwrap().as_str(), asked);
+            }
+            // As a reload does that shuts the door: it drops the task that keeps it.
+            drop((connection, watches));
+            let answer = timeout(PAUSE, said.recv()).await.expect("the call ends").unwrap();
+            assert_eq!(answer.body().deserialize::<String>().unwrap(), "paced has left the bus");
+            let rest = timeout(PAUSE, said.recv()).await.expect("the connection ends");
+            assert!(rest.is_none(), "{rest:?}");
+        }
     }
 
     #[tokio::test]

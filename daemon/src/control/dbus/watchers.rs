@@ -1,51 +1,58 @@
-//! The places of callers that watch statistics: one for each, and a bounded number in all.
+//! The places of callers that watch statistics: one for each, and a bounded number in all. They end with the door,
+//! as calls that wait do.
 
 use std::{collections::HashMap, sync::Arc};
 
 use parking_lot::Mutex;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 /// How many callers on a bus may watch statistics at once, with one watch each.
 pub(super) const MAX_WATCHERS: usize = 32;
 
 /// The callers that watch over one connection to the bus.
 #[derive(Debug, Default)]
-pub(super) struct Watchers(Mutex<Watches>);
-
-#[derive(Debug, Default)]
-struct Watches {
+pub(super) struct Watchers {
     /// By the caller's unique name on the bus. Dropping the sender ends the watch. A watch that ends by itself drops its receiver.
-    by_name: HashMap<String, oneshot::Sender<()>>,
-    is_over: bool,
+    by_name: Mutex<HashMap<String, oneshot::Sender<()>>>,
+    is_over: watch::Sender<bool>,
 }
 
 impl Watchers {
     /// Gives a caller a place, in exchange for its old place, if any. Returns a channel that closes when the watch has to end; `None` if
     /// too many others watch, or all watches have ended.
     pub(super) fn begin(&self, name: &str) -> Option<oneshot::Receiver<()>> {
-        let mut watches = self.0.lock();
-        watches.by_name.retain(|_, watch| !watch.is_closed());
-        let is_full = watches.by_name.len() >= MAX_WATCHERS && !watches.by_name.contains_key(name);
-        if is_full || watches.is_over {
+        let mut watches = self.by_name.lock();
+        watches.retain(|_, watch| !watch.is_closed());
+        let is_full = watches.len() >= MAX_WATCHERS && !watches.contains_key(name);
+        if is_full || *self.is_over.borrow() {
             return None;
         }
         let (watch, end) = oneshot::channel();
-        watches.by_name.insert(name.to_owned(), watch);
+        watches.insert(name.to_owned(), watch);
         Some(end)
     }
 
     /// Ends a caller's watch. Returns whether there was one.
     pub(super) fn end(&self, name: &str) -> bool {
-        self.0.lock().by_name.remove(name).is_some_and(|watch| !watch.is_closed())
+        self.by_name.lock().remove(name).is_some_and(|watch| !watch.is_closed())
+    }
+
+    /// Completes when all watches have ended for ever.
+    pub(super) async fn all_ended(&self) {
+        // It cannot be closed, because this has the sender.
+        _ = self.is_over.subscribe().wait_for(|is_over| *is_over).await;
     }
 
     /// Ends all watches, for ever: their tasks would keep the bus connection open and the bus name taken.
     pub(super) fn end_all(&self) {
-        *self.0.lock() = Watches { is_over: true, ..Watches::default() };
+        let mut watches = self.by_name.lock();
+        self.is_over.send_replace(true);
+        watches.clear();
     }
 }
 
-/// Ends all watches when it is dropped. The task that keeps the door holds it; the door itself lives as long as a watch.
+/// Ends all watches, and all calls that wait, when it is dropped. The task that keeps the door holds it; the door itself lives as long as
+/// either.
 #[derive(Debug, Default)]
 pub(super) struct EndsAll(pub(super) Arc<Watchers>);
 
