@@ -172,6 +172,8 @@ fn a_relay_starts_from_the_package_with_a_key_that_its_group_can_read_and_no_rig
     assert_eq!(capabilities(pid), 1 << 10, "CAP_NET_BIND_SERVICE");
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     assert!(status.contains("NoNewPrivs:\t1") && status.contains("Seccomp:\t2"), "{status}");
+    let said = run("journalctl -b --no-pager -u paced");
+    assert!(!said.contains("could not drop"), "{said}");
     assert_eq!(run(&format!("ps -o user= -p {pid}")).trim(), "paced");
     // Members of the group may read, but not write.
     assert_eq!(run("stat -c '%a %U:%G' /run/paced /run/paced/control.sock"), "750 paced:paced\n660 paced:paced\n");

@@ -44,10 +44,20 @@ pub fn use_held(rights: Rights) -> io::Result<()> {
 
 /// Limits the permitted rights to `rights`, and the effective rights to `of(effective, permitted)`.
 fn set(rights: Rights, of: fn(CapabilitySet, CapabilitySet) -> CapabilitySet) -> io::Result<()> {
-    let CapabilitySets { effective, permitted, .. } = capabilities(None)?;
-    let effective = of(effective, permitted) & rights.0;
-    let sets = CapabilitySets { effective, permitted: permitted & rights.0, inheritable: CapabilitySet::empty() };
-    Ok(set_capabilities(None, sets)?)
+    limited(capabilities(None)?, rights, of).map_or(Ok(()), |sets| Ok(set_capabilities(None, sets)?))
+}
+
+/// Returns the sets to which [`set`] limits the sets of a thread. `None` if the thread has no more than these: there is nothing to give
+/// up, and paced.service without kernel.conf does not allow the system call. Inheritable rights add nothing to permitted ones.
+fn limited(
+    CapabilitySets { effective, permitted, .. }: CapabilitySets,
+    rights: Rights,
+    of: fn(CapabilitySet, CapabilitySet) -> CapabilitySet,
+) -> Option<CapabilitySets> {
+    let inheritable = CapabilitySet::empty();
+    let limited =
+        CapabilitySets { effective: of(effective, permitted) & rights.0, permitted: permitted & rights.0, inheritable };
+    ((limited.effective, limited.permitted) != (effective, permitted)).then_some(limited)
 }
 
 #[cfg(test)]
@@ -69,6 +79,25 @@ mod tests {
             assert_eq!(after, before & rights.0.bits());
         }
         assert_eq!(effective(), before, "of that thread only");
+    }
+
+    #[test]
+    fn a_thread_that_has_no_more_rights_than_it_keeps_sets_none() {
+        let of_service = CapabilitySet::NET_BIND_SERVICE;
+        // AmbientCapabilities= of paced.service makes the right inheritable, too.
+        let held = |more: CapabilitySet| CapabilitySets {
+            effective: of_service | more,
+            permitted: of_service | more,
+            inheritable: of_service | more,
+        };
+        let kept = |held| limited(held, Rights::DATA, |effective, _| effective);
+        assert_eq!(kept(held(CapabilitySet::empty())), None);
+        let none = CapabilitySet::empty();
+        let expected = CapabilitySets { effective: of_service, permitted: of_service, inheritable: none };
+        assert_eq!(kept(held(CapabilitySet::BPF)), Some(expected));
+        let held_back = CapabilitySets { effective: none, ..expected };
+        assert_eq!(limited(held(none), Rights::DATA, |_, _| CapabilitySet::empty()), Some(held_back));
+        assert_eq!(limited(held_back, Rights::DATA, |_, permitted| permitted), Some(expected));
     }
 
     #[test]
