@@ -16,7 +16,7 @@ use paced::{configuration, policy, run};
 
 mod manual;
 
-/// The exit status of [`Command::Run`] if its configuration is at fault (EX_CONFIG of sysexits.h): another start would fail as well.
+/// The exit status of [`Command::Run`] if its configuration is at fault (EX_CONFIG of sysexits.h): starts fail until it is corrected.
 const EX_CONFIG: u8 = 78;
 
 /// The configuration file of the packaged service.

@@ -157,7 +157,7 @@ The arguments are wrong.
 .B 78
 The configuration of
 .B run
-cannot be read or is not valid, so that another start would fail as well. Standard error says why.
+cannot be read or is not valid, so that each start fails until it is corrected. Standard error says why.
 .SH SEE ALSO
 .BR paced.toml (5),
 .BR pacectl (1)
