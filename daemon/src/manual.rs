@@ -97,6 +97,8 @@ Reads the configuration and the files that it names again. If a key cannot be us
 nothing.
 .B pacectl reload
 does the same and prints the result. paced also reads files that the configuration names when they change. If it cannot use them, it reads them again each minute.
+In development mode, which has no configuration, paced ends as after SIGTERM, unless it was started to ignore SIGHUP, as by
+.BR nohup (1).
 .TP
 .BR SIGTERM ,\  SIGINT
 Accepts no new connections and requests, lets open ones go on for

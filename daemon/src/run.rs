@@ -50,7 +50,7 @@ pub fn production(config: Config, file: &Path) -> Result<()> {
 }
 
 /// Runs for this machine only, without a configuration: a relay without tokens, for targets on loopback, that keeps its
-/// own certificate in `state_dir`.
+/// own certificate in `state_dir`. Also ends if its terminal hangs up.
 ///
 /// # Errors
 /// The folder cannot be written, another process uses it, or an address is taken.

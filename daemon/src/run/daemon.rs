@@ -1,6 +1,7 @@
 //! The running daemon: it obeys signals and callers, and ends everything in order.
 
 use std::{
+    fs,
     path::PathBuf,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, SystemTime},
@@ -87,13 +88,16 @@ pub(super) struct Signals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Signal,
+    /// Whether the process ignored hang-ups when it began, as after nohup(1).
+    outlives_terminal: bool,
 }
 
 impl Signals {
     pub(super) fn listen() -> Result<Self> {
         let listen = |kind| signal(kind).context("failed to listen for signals");
+        let outlives_terminal = ignores_hangup(&fs::read_to_string("/proc/self/status").unwrap_or_default());
         let (terminate, interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
-        Ok(Self { terminate, interrupt, hangup: listen(SignalKind::hangup())? })
+        Ok(Self { terminate, interrupt, hangup: listen(SignalKind::hangup())?, outlives_terminal })
     }
 
     /// Does work that may wait for the disk, unless a signal ends the daemon first: then returns `None`.
@@ -104,6 +108,12 @@ impl Signals {
             _ = self.interrupt.recv() => None,
         }
     }
+}
+
+/// Returns whether a process ignores SIGHUP, by the mask in its status (proc_pid_status(5)).
+fn ignores_hangup(status: &str) -> bool {
+    let mask = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (libc::SIGHUP - 1) & 1 == 1)
 }
 
 impl Daemon {
@@ -131,6 +141,10 @@ impl Daemon {
                 _ = signals.terminate.recv() => return Ok(()),
                 _ = signals.interrupt.recv() => return Ok(()),
                 _ = signals.hangup.recv() => {
+                    // There is nothing to reload, and no terminal any more.
+                    if self.file.is_none() && !signals.outlives_terminal {
+                        return Ok(());
+                    }
                     // `reload` logs its own refusal.
                     let Some(_) = signals.unless_ended(self.reload("SIGHUP", open)).await else { return Ok(()) };
                 }
@@ -228,4 +242,16 @@ impl Daemon {
 pub(super) fn notify(state: &[NotifyState<'_>]) {
     // Without a service manager there is no receiver.
     _ = sd_notify::notify(state);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_was_started_to_outlive_its_terminal_is_known_by_its_mask() {
+        let status = |mask: &str| format!("SigBlk:\t0000000000000001\nSigIgn:\t{mask}\nSigCgt:\t0000000000000001\n");
+        assert!(ignores_hangup(&status("0000000000001001")));
+        assert!(!ignores_hangup(&status("0000000000001000")) && !ignores_hangup(""));
+    }
 }

@@ -317,6 +317,18 @@ fn development_mode_does_without_ipv6_where_there_is_none() {
 }
 
 #[test]
+fn development_mode_ends_with_its_terminal() {
+    lab::ring!(Netns);
+    let chain = lab::netns::Chain::new().unwrap();
+    let folder = Folder::new(&format!("{}-development", chain.client.name())).unwrap();
+    let arguments = ["run".as_ref(), "--state-dir".as_ref(), folder.path()];
+    let mut daemon = chain.client.start(lab::program("paced").unwrap(), arguments).unwrap();
+    daemon.wait_for_line("Try, in another terminal", SOON).unwrap();
+    daemon.signal(libc::SIGHUP).unwrap();
+    assert!(daemon.wait(SOON).unwrap().success(), "{}", daemon.output());
+}
+
+#[test]
 fn development_mode_does_without_metrics_where_their_port_is_taken() {
     lab::ring!(Netns);
     let chain = lab::netns::Chain::new().unwrap();
