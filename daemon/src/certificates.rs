@@ -6,7 +6,7 @@
 use std::{
     collections::HashMap,
     net::SocketAddr,
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::{Duration, SystemTime},
 };
 
@@ -51,12 +51,20 @@ pub fn expires(certificate: &CertificateDer<'_>) -> Result<SystemTime> {
     auth::expires(certificate).context("it is no X.509 certificate, or its dates cannot be read")
 }
 
-/// Refuses a certificate that has expired at `now`.
+/// Refuses a certificate of `file` that has expired at `now`, unless it is one of those `in_force`.
 ///
 /// # Errors
 /// It has expired, or is not a certificate.
-pub fn refuse_expired(certificate: &CertificateDer<'_>, now: SystemTime) -> Result<()> {
+pub fn refuse_expired(
+    certificate: &CertificateDer<'_>,
+    file: &Path,
+    in_force: &[Certificate],
+    now: SystemTime,
+) -> Result<()> {
     let expires = expires(certificate)?;
+    if in_force.iter().any(|known| known.file == file && known.expires == expires) {
+        return Ok(());
+    }
     let since = now.duration_since(expires).unwrap_or_default();
     ensure!(
         expires > now,
@@ -216,10 +224,13 @@ mod tests {
         params.not_after = date_time_ymd(1970, 4, 11);
         let made = params.self_signed(&KeyPair::generate().unwrap()).unwrap();
         assert_eq!(expires(made.der()).unwrap(), day(100));
-        assert!(refuse_expired(made.der(), day(99)).is_ok());
-        let refusal = refuse_expired(made.der(), day(103)).unwrap_err().to_string();
+        let refused = |now, in_force: &[Certificate]| refuse_expired(made.der(), Path::new("a"), in_force, now);
+        assert!(refused(day(99), &[]).is_ok());
+        let refusal = refused(day(103), &[]).unwrap_err().to_string();
         assert!(refusal.contains("3 days ago") && refusal.contains("1970-04-11"), "{refusal}");
         assert!(expires(&CertificateDer::from(vec![0; 8])).is_err());
+        assert!(refused(day(103), &[certificate("a", day(100))]).is_ok(), "it was in force before");
+        assert!(refused(day(103), &[certificate("b", day(100)), certificate("a", day(99))]).is_err(), "others were");
     }
 
     #[test]

@@ -24,7 +24,10 @@ use config::{
 use quic::tls;
 use rustls::ServerConfig;
 
-use crate::{certificates, policy};
+use crate::{
+    certificates::{self, Certificate},
+    policy,
+};
 
 pub mod check;
 pub mod files;
@@ -81,11 +84,11 @@ fn is_hidden(file: &Path) -> bool {
 }
 
 /// Reads and prepares a listener's certificate and key. In development mode, creates them if they do not
-/// exist.
+/// exist. An expired certificate is accepted if it is one of those `in_force`.
 ///
 /// # Errors
 /// A file cannot be read or is of another kind, the key does not match the certificate, or the certificate has expired.
-pub fn identity(listener: &ListenerSettings, state_dir: &Path) -> Result<tls::PreparedTls> {
+pub fn identity(listener: &ListenerSettings, state_dir: &Path, in_force: &[Certificate]) -> Result<tls::PreparedTls> {
     match &listener.identity {
         ListenerIdentity::SelfSigned => tls::development_identity(state_dir)?.prepare(),
         ListenerIdentity::Files { certificate, private_key } => {
@@ -93,48 +96,60 @@ pub fn identity(listener: &ListenerSettings, state_dir: &Path) -> Result<tls::Pr
             read_identity(
                 tls::IdentityFiles { certificate, private_key, client_ca, client_crl },
                 tls::Identity::prepare,
+                in_force,
             )
         }
     }
 }
 
-/// Reads the identity of a gateway's listener; `None` if it serves without TLS.
+/// Reads the identity of a gateway's listener, as [`identity`]; `None` if it serves without TLS.
 ///
 /// # Errors
 /// As [`identity`].
-pub fn gateway_identity(listener: &gateway::GatewayListener, state_dir: &Path) -> Result<Option<Arc<ServerConfig>>> {
+pub fn gateway_identity(
+    listener: &gateway::GatewayListener,
+    state_dir: &Path,
+    in_force: &[Certificate],
+) -> Result<Option<Arc<ServerConfig>>> {
     let prepared = listener.identity.as_ref().map(|identity| match identity {
         ListenerIdentity::SelfSigned => tls::development_identity(state_dir)?.prepare_https(),
         ListenerIdentity::Files { certificate, private_key } => {
             let files = tls::IdentityFiles { certificate, private_key, client_ca: None, client_crl: None };
-            read_identity(files, tls::Identity::prepare_https)
+            read_identity(files, tls::Identity::prepare_https, in_force)
         }
     });
     prepared.transpose()
 }
 
-/// Reads the control plane's identity over TCP, and the authorities that it trusts.
+/// Reads the control plane's identity over TCP, as [`identity`], and the authorities that it trusts.
 ///
 /// # Errors
 /// As [`identity`].
-pub fn control_identity(tcp: &TcpDoor) -> Result<Arc<ServerConfig>> {
+pub fn control_identity(tcp: &TcpDoor, in_force: &[Certificate]) -> Result<Arc<ServerConfig>> {
     let TcpDoor { certificate, private_key, client_ca, client_crl, .. } = tcp;
     let files =
         tls::IdentityFiles { certificate, private_key, client_ca: Some(client_ca), client_crl: client_crl.as_deref() };
-    read_identity(files, tls::Identity::prepare_http2)
+    read_identity(files, tls::Identity::prepare_http2, in_force)
 }
 
-fn read_identity<T>(files: tls::IdentityFiles<'_>, prepare: fn(tls::Identity) -> Result<T>) -> Result<T> {
+fn read_identity<T>(
+    files: tls::IdentityFiles<'_>,
+    prepare: fn(tls::Identity) -> Result<T>,
+    in_force: &[Certificate],
+) -> Result<T> {
     let (certificate, private_key) = (files.certificate, files.private_key);
     let identity = tls::Identity::read(files)?;
     if let Some(first) = identity.chain.first() {
-        certificates::refuse_expired(first, SystemTime::now()).with_context(|| certificate.display().to_string())?;
+        certificates::refuse_expired(first, certificate, in_force, SystemTime::now())
+            .with_context(|| certificate.display().to_string())?;
     }
     prepare(identity).with_context(|| format!("{} and {}", certificate.display(), private_key.display()))
 }
 
 #[cfg(test)]
 mod tests {
+    use rcgen::{CertificateParams, KeyPair, date_time_ymd};
+
     use super::*;
 
     struct Folder(PathBuf);
@@ -189,5 +204,40 @@ mod tests {
         fs::write(folder.0.join("conf.d/a.toml"), b"state_dir = \"/\xff\"").unwrap();
         let refusal = format!("{:#}", folder.read().unwrap_err());
         assert!(refusal.contains("a.toml") && refusal.contains("UTF-8"), "{refusal}");
+    }
+
+    #[test]
+    fn a_certificate_that_expired_in_force_is_read_again_and_another_expired_one_is_not() {
+        let folder = Folder::new("expired");
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(vec!["relay.example".into()]).unwrap();
+        let mut renew = |year| {
+            params.not_after = date_time_ymd(year, 1, 1);
+            folder.write("paced.pem", &params.self_signed(&key).unwrap().pem());
+        };
+        renew(2020);
+        folder.write("paced.key", &key.serialize_pem());
+        let identity_files = "certificate = \"$/paced.pem\"\nprivate_key = \"$/paced.key\"\n";
+        let text = format!(
+            "[relay]\ntemplates = [\"https://relay.example/{{target_host}}/{{target_port}}/\"]\nauth = \"none\"\n{identity_files}\
+             [[gateway.listener]]\naddress = \"127.0.0.1:1\"\n{identity_files}\
+             [[gateway.model]]\nname = \"large\"\nengines = [\"http://127.0.0.1:8001\"]\n\
+             [control.tcp]\nlisten = \"127.0.0.1:2\"\nclient_ca = \"$/paced.pem\"\n{identity_files}"
+        );
+        let config = Config::from_toml(&text.replace('$', &folder.0.display().to_string())).unwrap();
+        let (relay, front) =
+            (&config.relay.as_ref().unwrap().listeners[0], &config.gateway.as_ref().unwrap().listeners[0]);
+        let tcp = config.control.tcp.as_ref().unwrap();
+        let readable = |in_force: &[Certificate]| {
+            let relay = identity(relay, &config.state_dir, in_force).is_ok();
+            let front = gateway_identity(front, &config.state_dir, in_force).is_ok();
+            [relay, front, control_identity(tcp, in_force).is_ok()]
+        };
+        let in_force = certificates::shown(&config).unwrap();
+        assert_eq!((readable(&in_force), readable(&[])), ([true; 3], [false; 3]));
+        renew(2021);
+        assert_eq!(readable(&in_force), [false; 3], "it is another one");
+        renew(4096);
+        assert_eq!(readable(&in_force), [true; 3]);
     }
 }

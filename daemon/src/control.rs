@@ -27,7 +27,7 @@ use serving::in_force::GatewayInForce;
 use tokio::{
     sync::{Semaphore, broadcast, mpsc, oneshot},
     task::spawn_blocking,
-    time::{sleep, timeout_at},
+    time::{sleep, timeout},
 };
 
 pub use self::{
@@ -76,12 +76,12 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// Takes the facts from a configuration, and probes what the kernel allows.
+    /// Takes the facts from a configuration and the start, and probes what the kernel allows. `workers` may be fewer than configured.
     #[must_use]
-    pub fn new(config: &Config, certificates: &[Certificate]) -> Self {
+    pub fn new(config: &Config, workers: u8, certificates: &[Certificate]) -> Self {
         let (started, own_features, certificates) = (SystemTime::now(), bpf::probe(), certificates.to_vec());
         let (listeners, gateway_listeners, forwards) = Default::default();
-        Self { started, listeners, gateway_listeners, forwards, workers: 1, own_features, certificates }.after(config)
+        Self { started, listeners, gateway_listeners, forwards, workers, own_features, certificates }.after(config)
     }
 
     /// Returns whether the configuration names anything to listen on, in any role.
@@ -111,7 +111,6 @@ impl Facts {
             listeners: listeners.map(|listener| listener.address.to_string()).collect(),
             gateway_listeners: fronts.map(|listener| listener.address.to_string()).collect(),
             forwards: config.forwards.iter().map(forward).chain(proxies).collect(),
-            workers: config.relay.as_ref().map_or(1, |relay| relay.workers),
             ..self.clone()
         }
     }
@@ -126,7 +125,7 @@ pub struct Reload {
     pub done: oneshot::Sender<Result<(), String>>,
 }
 
-/// How often a refused return from a policy on trial is tried again.
+/// How often the end of a trial is looked for, and a refused return from a policy on trial is tried again.
 const STEP: Duration = Duration::from_secs(1);
 
 /// The control plane.
@@ -204,7 +203,9 @@ impl Control {
                 _ = in_force.changed().await;
                 continue;
             };
-            if timeout_at(trial.at, in_force.changed()).await.is_ok() {
+            // In steps, because timers stand still while the machine is suspended.
+            let left = trial.at.saturating_duration_since(self.policies.now());
+            if timeout(left.min(STEP), in_force.changed()).await.is_ok() || left > STEP {
                 continue;
             }
             let policies = self.policies.clone();

@@ -16,6 +16,7 @@ use std::{
 
 use config::policy::{MAX_TEXT_BYTES, Policy};
 use parking_lot::{Mutex, MutexGuard};
+use rustix::time::{ClockId, Timespec, clock_gettime};
 use state::Staged;
 use tokio::{sync::watch, time::Instant};
 
@@ -111,6 +112,19 @@ pub struct Policies {
     state: Mutex<State>,
     in_force: watch::Sender<InForce>,
     saved_file: PathBuf,
+    suspended: Suspended,
+}
+
+/// Returns how long this machine was suspended since it started.
+pub type Suspended = Box<dyn Fn() -> Duration + Send + Sync>;
+
+/// The same by the kernel's clocks: only one of them goes on meanwhile (clock_gettime(2)).
+fn suspended() -> Duration {
+    let [awake, since_start] = [ClockId::Monotonic, ClockId::Boottime].map(|clock| {
+        let Timespec { tv_sec, tv_nsec } = clock_gettime(clock);
+        Duration::new(tv_sec.unsigned_abs(), u32::try_from(tv_nsec).unwrap_or_default())
+    });
+    since_start.saturating_sub(awake)
 }
 
 struct State {
@@ -158,7 +172,17 @@ impl Policies {
     /// Puts the policy of a configuration in force by [`Enforce::begin`], as the first revision. Its text is `saved` if there is
     /// a saved policy. All later policies must contain what the configuration names.
     #[must_use]
-    pub fn new(config: &config::Config, saved: Option<String>, mut enforce: Enforce) -> Arc<Self> {
+    pub fn new(config: &config::Config, saved: Option<String>, enforce: Enforce) -> Arc<Self> {
+        Self::on(Box::new(suspended), config, saved, enforce)
+    }
+
+    /// The same on a machine that is `suspended` at times.
+    pub(crate) fn on(
+        suspended: Suspended,
+        config: &config::Config,
+        saved: Option<String>,
+        mut enforce: Enforce,
+    ) -> Arc<Self> {
         let (policy, now) = (config.policy.clone(), SystemTime::now());
         enforce.begin(&policy);
         let history = match &saved {
@@ -167,7 +191,13 @@ impl Policies {
         };
         let state = State { history, enforce, needed: needed(config), saved };
         let in_force = watch::Sender::new(state.in_force());
-        Arc::new(Self { state: Mutex::new(state), in_force, saved_file: config.state_dir.join(SAVED) })
+        Arc::new(Self { state: Mutex::new(state), in_force, saved_file: config.state_dir.join(SAVED), suspended })
+    }
+
+    /// Returns the present by the clock of trials, which goes on while the machine is suspended. The clock of timers does not.
+    #[must_use]
+    pub fn now(&self) -> Instant {
+        Instant::now() + (self.suspended)()
     }
 
     /// Returns the policy in force, and until when.
@@ -212,7 +242,7 @@ impl Policies {
         let policy = read(&text)?;
         let mut state = self.state();
         require(&policy, &state.needed)?;
-        state.history.admit(expected, Instant::now())?;
+        state.history.admit(expected, self.now())?;
         if let Some(time) = confirm_within.filter(|time| *time > MAX_CONFIRM) {
             return Err(PolicyRefusal::LongTrial { seconds: time.as_secs() });
         }
@@ -283,7 +313,7 @@ impl Policies {
     /// The policy before it is refused; revision `number` stays in force and on trial.
     pub fn expire(&self, number: u64) -> Result<bool, PolicyRefusal> {
         let mut state = self.state();
-        if !state.history.awaits(number) || state.history.trial().is_some_and(|trial| trial.at > Instant::now()) {
+        if !state.history.awaits(number) || state.history.trial().is_some_and(|trial| trial.at > self.now()) {
             return Ok(false);
         }
         let former = state.history.former(None)?;
@@ -308,7 +338,7 @@ impl Policies {
             Origin::Saved => PolicyRefusal::SavedUnfit(Box::new(refusal)),
             _ => refusal,
         })?;
-        state.history.admit(None, Instant::now())?;
+        state.history.admit(None, self.now())?;
         let mut done = PolicyReload { is_saved: state.saved.is_some(), ..PolicyReload::default() };
         let former = state.history.current().clone();
         if policy != former.policy {
@@ -360,7 +390,7 @@ impl Policies {
             }
             state.saved = Some(revision.text.clone());
         }
-        let revision = state.history.adopt(revision, confirm_within, Instant::now());
+        let revision = state.history.adopt(revision, confirm_within, self.now());
         self.publish(state);
         tracing::info!(revision = revision.number, author = revision.author, origin = %revision.origin, "policy in force");
         Ok(Submitted { revision, confirm_by: state.history.trial().map(|trial| trial.by) })

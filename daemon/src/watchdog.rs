@@ -2,7 +2,7 @@
 //! stuck.
 //!
 //! Each thread that moves packets gives its own signs of life: it gets to run, and receives the datagrams that wait in
-//! the sockets of its endpoints. The service manager is notified only while all threads do. If it does not ask for
+//! the sockets of its endpoints. The service manager is notified only while all threads do; during a drain, always. If it does not ask for
 //! notifications, none of this runs.
 
 use std::{
@@ -16,6 +16,7 @@ use std::{
 
 use parking_lot::Mutex;
 use quic::events::LoopTurns;
+use role::ready::Readiness;
 use sd_notify::NotifyState;
 use tokio::time::interval;
 
@@ -65,27 +66,35 @@ impl Watchdog {
         }
     }
 
-    /// Notifies the service manager while every thread gives signs of life. Never completes.
-    pub async fn feed(self: Arc<Self>) {
+    /// Notifies the service manager while every thread gives signs of life, or the daemon drains. Never completes.
+    pub async fn feed(self: Arc<Self>, ready: Arc<Readiness>) {
         let mut ticks = interval(self.patience / 4);
         let mut last = Vec::new();
         loop {
             ticks.tick().await;
-            let pulses = self.pulses.lock().clone();
-            let beats: Vec<_> = pulses.iter().map(|pulse| pulse.beats.load(Relaxed)).collect();
-            let stuck: Vec<_> = beats.iter().zip(&last).zip(&pulses).filter(|((now, last), _)| now == last).collect();
+            let stuck = self.stuck(&mut last, &ready);
             if stuck.is_empty() {
                 // Without a service manager there is no receiver.
                 _ = sd_notify::notify(&[NotifyState::Watchdog]);
             }
-            for (_, pulse) in stuck {
+            for pulse in stuck {
                 tracing::error!(
                     thread = pulse.thread,
                     "no packets move: if this continues, the service manager restarts paced"
                 );
             }
-            last = beats;
         }
+    }
+
+    /// Returns the threads that have given no sign of life since the `last` check, of which it also keeps the account. While the daemon
+    /// drains, there are none, because endpoints then end with their last connection, and threads with their last endpoint.
+    fn stuck(&self, last: &mut Vec<u64>, ready: &Readiness) -> Vec<Arc<Pulse>> {
+        let pulses = self.pulses.lock().clone();
+        let beats: Vec<_> = pulses.iter().map(|pulse| pulse.beats.load(Relaxed)).collect();
+        let is_stuck = |at: usize| last.get(at) == beats.get(at) && !ready.is_draining();
+        let stuck = pulses.into_iter().enumerate().filter(|(at, _)| is_stuck(*at)).map(|(_, pulse)| pulse).collect();
+        *last = beats;
+        stuck
     }
 }
 
@@ -122,6 +131,9 @@ fn waits(socket: &UdpSocket) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use futures::{FutureExt as _, future::BoxFuture};
+    use role::ready::LifeStage;
+
     use super::*;
 
     fn socket() -> UdpSocket {
@@ -161,5 +173,24 @@ mod tests {
         assert_eq!(beats(), 1, "the other still is");
         turns.count_one();
         assert_eq!((beats(), beats()), (2, 2));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_thread_whose_endpoints_have_ended_is_stuck_unless_the_daemon_drains() {
+        let watchdog = Watchdog { patience: Duration::from_secs(20), pulses: Mutex::default() };
+        let (ready, mut last) = (Readiness::default(), Vec::new());
+        let mut pulses: Vec<_> =
+            ["one", "two"].map(|thread| watchdog.pulse(thread.into(), Vec::new()).boxed()).into_iter().collect();
+        let mut stuck = async |pulses: &mut [BoxFuture<'_, ()>], ready: &Readiness| {
+            tokio::time::advance(watchdog.patience / 4).await;
+            pulses.iter_mut().for_each(|pulse| assert!(pulse.now_or_never().is_none()));
+            watchdog.stuck(&mut last, ready).iter().map(|pulse| pulse.thread.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(stuck(&mut pulses, &ready).await, [""; 0], "it is the first check");
+        assert_eq!(stuck(&mut pulses, &ready).await, [""; 0]);
+        pulses.pop();
+        assert_eq!(stuck(&mut pulses, &ready).await, ["two"]);
+        ready.reach(LifeStage::Draining);
+        assert_eq!(stuck(&mut pulses, &ready).await, [""; 0]);
     }
 }

@@ -1,6 +1,10 @@
 //! Checks of a configuration against this machine; each finding names the place in it to correct.
 
-use std::{path::Path, sync::Arc, time::SystemTime};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::SystemTime,
+};
 
 use anyhow::{Result, bail};
 use config::{
@@ -17,7 +21,7 @@ use serving::upstream::Upstream;
 
 use self::place::{Named, placed};
 use super::{
-    control_identity, from_parts, gateway_identity, identity, parts,
+    DROP_INS, control_identity, files, from_parts, gateway_identity, identity, parts,
     readable::{self, FileUser},
 };
 use crate::{certificates, policy};
@@ -45,7 +49,10 @@ pub fn check(file: &Path) -> Result<(Config, Vec<String>)> {
         }
         bail!(lines.join("\n"));
     }
+    let own =
+        parts.iter().map(|part| PathBuf::from(&part.name)).chain([file.with_file_name(DROP_INS)]).collect::<Vec<_>>();
     let warnings = warnings(&config).into_iter().map(|(named, why)| (vec![named], why));
+    let warnings = warnings.chain(unreadable(&config, &own, Uid::effective().is_root()));
     let warnings = warnings.chain(addresses::missing(&config));
     let mut warnings: Vec<_> = warnings.map(|(keys, why)| placed(&parts, &keys, &why)).collect();
     // Forwards for UDP and for TCP may have the same address.
@@ -63,13 +70,13 @@ fn faults(config: &Config) -> Vec<(Vec<Named>, anyhow::Error)> {
         let mut keys = vec![("certificate", certificate.clone()), ("private_key", private_key.clone())];
         keys.extend(listener.client_ca.clone().map(|file| ("client_ca", file)));
         keys.extend(listener.client_crl.clone().map(|file| ("client_crl", file)));
-        look(keys, identity(listener, &config.state_dir).map(drop));
+        look(keys, identity(listener, &config.state_dir, &[]).map(drop));
     }
     if let Some(tcp) = &config.control.tcp {
         let keys =
             [("certificate", &tcp.certificate), ("private_key", &tcp.private_key), ("client_ca", &tcp.client_ca)];
         let keys = keys.into_iter().chain(tcp.client_crl.iter().map(|file| ("client_crl", file)));
-        look(keys.map(|(key, file)| (key, file.clone())).collect(), control_identity(tcp).map(drop));
+        look(keys.map(|(key, file)| (key, file.clone())).collect(), control_identity(tcp, &[]).map(drop));
     }
     for (_, _, uplink) in config.all_uplinks() {
         look(uplink_files(uplink), connectable(uplink));
@@ -80,7 +87,7 @@ fn faults(config: &Config) -> Vec<(Vec<Named>, anyhow::Error)> {
     for listener in config.gateway.iter().flat_map(|gateway| &gateway.listeners) {
         let Some(ListenerIdentity::Files { certificate, private_key }) = &listener.identity else { continue };
         let keys = vec![("certificate", certificate.clone()), ("private_key", private_key.clone())];
-        look(keys, gateway_identity(listener, &config.state_dir).map(drop));
+        look(keys, gateway_identity(listener, &config.state_dir, &[]).map(drop));
     }
     let models = config.gateway.iter().flat_map(|gateway| &gateway.models);
     for model in models {
@@ -119,7 +126,6 @@ fn connectable(uplink: &UplinkSettings) -> Result<()> {
 /// Returns settings that paced can start with but that may be mistakes, each with its key.
 fn warnings(config: &Config) -> Vec<(Named, String)> {
     let mut warnings: Vec<_> = saved_policy(config).into_iter().collect();
-    warnings.extend(unreadable(config, Uid::effective().is_root()));
     warnings.extend(private_files(config).into_iter().filter(|(_, file)| readable::is_public(file)).map(|named| {
         let why = format!("every user of this machine can read {}: chmod o-r", named.1.display());
         (named, why)
@@ -177,37 +183,29 @@ fn warnings(config: &Config) -> Vec<(Named, String)> {
 
 /// Returns the files that hold secrets.
 fn private_files(config: &Config) -> Vec<Named> {
-    let key = |identity: &ListenerIdentity| match identity {
-        ListenerIdentity::Files { private_key, .. } => Some(private_key.clone()),
-        ListenerIdentity::SelfSigned => None,
-    };
-    let listeners =
-        config.relay.iter().flat_map(|relay| &relay.listeners).filter_map(|listener| key(&listener.identity));
-    let gateway = config.gateway.iter().flat_map(|gateway| &gateway.listeners);
-    let gateway = gateway.filter_map(|listener| key(listener.identity.as_ref()?));
-    let control = config.control.tcp.iter().map(|tcp| tcp.private_key.clone());
-    let mut files: Vec<Named> = listeners.chain(gateway).chain(control).map(|file| ("private_key", file)).collect();
-    for (_, _, uplink) in config.all_uplinks() {
-        files.extend(uplink.client.iter().map(|client| ("client_key", client.private_key.clone())));
-        files.extend(uplink.token_file.iter().map(|file| ("token_file", file.clone())));
-    }
-    let models = config.gateway.iter().flat_map(|gateway| &gateway.models);
-    files.extend(models.filter_map(|model| model.key_file.clone()).map(|file| ("key_file", file)));
-    files.extend(config.proxies.iter().filter_map(|proxy| proxy.users_file.clone()).map(|file| ("users_file", file)));
+    let is_private = |key: &str| ["private_key", "client_key", "token_file", "key_file", "users_file"].contains(&key);
+    let files = files::named(config).into_iter().filter(|(key, _)| is_private(key));
+    let mut files: Vec<Named> = files.map(|(key, file)| (key, file.to_owned())).collect();
     files.sort();
     files.dedup();
     files
 }
 
-/// Returns a warning for each file that root, who checks the configuration, can read and the service cannot.
-fn unreadable(config: &Config, is_root: bool) -> Vec<(Named, String)> {
+/// Returns a warning for each file or folder that root, who checks the configuration, can read and the service cannot: among the
+/// configuration's own `files`, and among the files that it names.
+fn unreadable(config: &Config, files: &[PathBuf], is_root: bool) -> Vec<(Vec<Named>, String)> {
     let Some(service) = FileUser::of_service(&config.state_dir).filter(|_| is_root) else { return Vec::new() };
     let why = |file: &Path| {
         let (file, uid) = (file.display(), service.uid);
         format!("the service runs as user ID {uid} and cannot read {file}: see the modes in `namei -l {file}`")
     };
-    let files = private_files(config).into_iter().filter(|(_, file)| !service.can_read(file));
-    files.map(|named| (named.clone(), why(&named.1))).collect()
+    let named = files::named(config).into_iter().map(|(key, file)| (vec![(key, file.to_owned())], file));
+    let all = files.iter().map(|file| (Vec::new(), file.as_path())).chain(named);
+    let mut warnings: Vec<_> =
+        all.filter(|(_, file)| !service.can_read(file)).map(|(keys, file)| (keys, why(file))).collect();
+    warnings.sort();
+    warnings.dedup();
+    warnings
 }
 
 /// Returns warnings about users that do not exist, tokens that have expired, and ports without a listener.

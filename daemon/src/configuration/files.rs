@@ -37,7 +37,7 @@ impl SeenFiles {
     /// Takes the stamps of the files that a configuration names.
     #[must_use]
     pub fn of(config: &Config) -> Self {
-        Self(paths(config).into_iter().map(|path| (path.to_owned(), stamp(path))).collect())
+        Self(named(config).into_iter().map(|(_, path)| (path.to_owned(), stamp(path))).collect())
     }
 
     /// Takes the stamps of the same files again.
@@ -58,42 +58,50 @@ fn stamp(path: &Path) -> Stamp {
     ])
 }
 
-/// Returns the files that are read for a configuration, besides its own.
-fn paths(config: &Config) -> Vec<&Path> {
-    let mut paths = Vec::new();
+/// Returns the files that are read for a configuration, besides its own, each with the key that names it.
+pub(super) fn named(config: &Config) -> Vec<(&'static str, &Path)> {
+    let mut named: Vec<(&'static str, &Path)> = Vec::new();
     for ListenerSettings { address: _, identity, client_ca, client_crl, auth: _, class: _, schedule: _ } in
         config.relay.iter().flat_map(|relay| &relay.listeners)
     {
-        if let ListenerIdentity::Files { certificate, private_key } = identity {
-            paths.extend([certificate.as_path(), private_key.as_path()]);
-        }
-        paths.extend(client_ca.as_deref());
-        paths.extend(client_crl.as_deref());
+        named.extend(of_identity(identity));
+        named.extend(client_ca.as_deref().map(|file| ("client_ca", file)));
+        named.extend(client_crl.as_deref().map(|file| ("client_crl", file)));
     }
     if let Some(TcpDoor { certificate, private_key, client_ca, client_crl, .. }) = &config.control.tcp {
-        paths.extend([certificate.as_path(), private_key.as_path(), client_ca.as_path()]);
-        paths.extend(client_crl.as_deref());
+        named.extend([("certificate", certificate.as_path()), ("private_key", private_key), ("client_ca", client_ca)]);
+        named.extend(client_crl.as_deref().map(|file| ("client_crl", file)));
     }
     for (_, _, UplinkSettings { relays: _, token_file, client, trust, via: _, schedule: _, backoff: _ }) in
         config.all_uplinks()
     {
-        paths.extend(token_file.as_deref());
-        paths.extend(client.iter().flat_map(|client| [client.certificate.as_path(), client.private_key.as_path()]));
+        named.extend(token_file.as_deref().map(|file| ("token_file", file)));
+        if let Some(client) = client {
+            named.extend([("client_certificate", client.certificate.as_path()), ("client_key", &client.private_key)]);
+        }
         if let TrustSource::Authority(file) = trust {
-            paths.push(file.as_path());
+            named.push(("ca", file));
         }
     }
-    paths.extend(config.proxies.iter().filter_map(|proxy| proxy.users_file.as_deref()));
+    let users = config.proxies.iter().filter_map(|proxy| proxy.users_file.as_deref());
+    named.extend(users.map(|file| ("users_file", file)));
     let listeners = config.gateway.iter().flat_map(|gateway| &gateway.listeners);
-    for identity in listeners.filter_map(|listener| listener.identity.as_ref()) {
-        if let ListenerIdentity::Files { certificate, private_key } = identity {
-            paths.extend([certificate.as_path(), private_key.as_path()]);
-        }
+    named.extend(listeners.filter_map(|listener| listener.identity.as_ref()).flat_map(of_identity));
+    for model in config.gateway.iter().flat_map(|gateway| &gateway.models) {
+        named.extend(model.key_file.as_deref().map(|file| ("key_file", file)));
+        named.extend(model.ca_file.as_deref().map(|file| ("ca_file", file)));
     }
-    let models = config.gateway.iter().flat_map(|gateway| &gateway.models);
-    paths.extend(models.flat_map(|model| [&model.key_file, &model.ca_file]).filter_map(Option::as_deref));
-    paths.extend(config.gateway.iter().flat_map(|gateway| gateway.policy_files()).map(|(_, _, file)| file));
-    paths
+    let policies = config.gateway.iter().flat_map(|gateway| gateway.policy_files());
+    named.extend(policies.map(|(_, key, file)| (key, file)));
+    named
+}
+
+fn of_identity(identity: &ListenerIdentity) -> impl Iterator<Item = (&'static str, &Path)> {
+    let files = match identity {
+        ListenerIdentity::Files { certificate, private_key } => Some([certificate, private_key]),
+        ListenerIdentity::SelfSigned => None,
+    };
+    files.into_iter().flat_map(|files| ["certificate", "private_key"].into_iter().zip(files.map(PathBuf::as_path)))
 }
 
 /// Decides at each check whether to read changed files: only after two checks in a row found the same files. So a
@@ -197,11 +205,12 @@ mod tests {
         let text: String = config::SAMPLE.lines().map(|line| on(line) + "\n").collect();
         let named: Vec<_> = text.lines().filter_map(|line| line.split_once(" = \"/etc/paced/")).collect();
         let config = Config::from_toml(&text).unwrap();
-        let looked: Vec<_> = paths(&config).iter().map(|path| path.display().to_string()).collect();
+        let looked: Vec<_> =
+            super::named(&config).iter().map(|(key, path)| (*key, path.display().to_string())).collect();
         assert!(named.len() >= 10);
         for (key, name) in named {
             let file = format!("/etc/paced/{}", name.trim_end_matches('"'));
-            assert!(looked.contains(&file), "{key} = {file}");
+            assert!(looked.contains(&(key, file.clone())), "{key} = {file}");
         }
     }
 }

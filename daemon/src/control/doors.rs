@@ -28,7 +28,7 @@ use super::{
     dbus,
     grpc::{self, Certificates, ControlListener, Stay},
 };
-use crate::configuration::control_identity;
+use crate::{certificates::Certificate, configuration::control_identity};
 
 /// The open doors, on the runtime of the control plane.
 pub struct Doors {
@@ -78,11 +78,11 @@ struct Shown {
 }
 
 impl Shown {
-    fn read(tcp: &TcpDoor) -> Result<Self> {
+    fn read(tcp: &TcpDoor, in_force: &[Certificate]) -> Result<Self> {
         let files = std::iter::once(&tcp.client_ca).chain(&tcp.client_crl);
         // Before the identity, so that a change in between shows at the next reload.
         let admitting = files.map(|file| std::fs::read(file).unwrap_or_default()).collect();
-        Ok(Self { identity: control_identity(tcp)?, admitting })
+        Ok(Self { identity: control_identity(tcp, in_force)?, admitting })
     }
 }
 
@@ -137,7 +137,7 @@ impl Doors {
     pub fn start(&mut self, settings: &Settings, given: Option<UnixListener>) -> Result<()> {
         self.given = given;
         let given = self.given.as_ref();
-        let shown = settings.tcp.as_ref().map(Shown::read).transpose()?;
+        let shown = settings.tcp.as_ref().map(|tcp| Shown::read(tcp, &[])).transpose()?;
         let log = |error: &anyhow::Error| tracing::warn!("cannot serve gRPC on one address: {error:#}");
         let within = self.runtime.enter();
         let unix = settings.socket.as_ref().and_then(|path| {
@@ -157,13 +157,14 @@ impl Doors {
         Ok(())
     }
 
-    /// Prepares to open these doors and no others, without changing the open ones.
+    /// Prepares to open these doors and no others, without changing the open ones. An expired certificate is accepted if it is one of
+    /// those `in_force`.
     ///
     /// # Errors
     /// A door cannot be opened; if it could not be opened before either, this is logged instead. Or a file of
     /// `[control.tcp]` cannot be used.
-    pub fn prepare(&self, before: &Settings, settings: &Settings) -> Result<PreparedDoors> {
-        let shown = settings.tcp.as_ref().map(Shown::read).transpose()?;
+    pub fn prepare(&self, before: &Settings, settings: &Settings, in_force: &[Certificate]) -> Result<PreparedDoors> {
+        let shown = settings.tcp.as_ref().map(|tcp| Shown::read(tcp, in_force)).transpose()?;
         let _within = self.runtime.enter();
         let unix = match &settings.socket {
             Some(path) if self.unix.as_ref().is_none_or(|(known, _)| known != path) => {
@@ -333,11 +334,11 @@ mod tests {
         doors.start(&shut, Some(given)).unwrap();
         assert!(!is_open(&at).await);
         for (before, after) in [(&shut, &open), (&open, &shut), (&shut, &open)] {
-            let prepared = doors.prepare(before, after).unwrap();
+            let prepared = doors.prepare(before, after, &[]).unwrap();
             doors.open(prepared);
             assert_eq!((is_open(&at).await, at.exists()), (after.socket.is_some(), true));
         }
-        let refusal = doors.prepare(&open, &moved).err().unwrap().to_string();
+        let refusal = doors.prepare(&open, &moved, &[]).err().unwrap().to_string();
         assert!(refusal.starts_with("paced.socket has opened the control socket"), "{refusal}");
         std::fs::remove_dir_all(folder).unwrap();
     }

@@ -1,3 +1,5 @@
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
 use api::v1::{self, control_service_server::ControlService as _};
 use config::policy::Policy;
 use futures::{FutureExt as _, StreamExt as _};
@@ -6,23 +8,29 @@ use role::{
     access::record::{RecordedRequest, RefusedRequest},
     classes::Classes,
 };
+use tokio::time::timeout_at;
 use uplink::Destination;
 
 use super::{grpc::ControlService, *};
-use crate::policy::{Enforce, Origin};
+use crate::policy::{Enforce, Origin, Suspended};
 
 const ONE: &str = "[class.one]\n";
 const ROOT: fn() -> Caller = || Caller { name: "root".into(), may_write: true };
 
 /// Returns a control plane without roles for a configuration, and the requests to reload that it makes.
 pub(super) fn control(text: &str) -> (Arc<Control>, mpsc::Receiver<Reload>) {
+    suspended_control(text, Box::new(|| Duration::ZERO))
+}
+
+/// The same on a machine that is `suspended` at times.
+fn suspended_control(text: &str, suspended: Suspended) -> (Arc<Control>, mpsc::Receiver<Reload>) {
     let config = Config::from_toml(&format!("state_dir = \"/dev/null/state\"\n{text}")).unwrap();
     let enforce = Enforce { kernel: Box::new(|_| Ok(())), roles: Box::new(|_| ()) };
-    let policies = Policies::new(&config, None, enforce);
+    let policies = Policies::on(suspended, &config, None, enforce);
     let classes = Classes::new(Policy::default(), PolicyRole::Relay, &ClassMetrics::default(), |_| Default::default());
     let answering = (None, GatewayInForce::new(Arc::new(classes)));
     let (reloads, wishes) = mpsc::channel(1);
-    (Control::new(policies, answering, Arc::default(), Facts::new(&config, &[]), reloads), wishes)
+    (Control::new(policies, answering, Arc::default(), Facts::new(&config, 1, &[]), reloads), wishes)
 }
 
 #[tokio::test]
@@ -53,6 +61,35 @@ async fn a_trial_ends_in_time_although_the_clock_of_the_machine_was_set_back() {
     timeout_at(begin + 2 * hour, in_force.wait_for(is_back)).await.expect("the trial ends").unwrap();
     assert_eq!(begin.elapsed().as_secs(), hour.as_secs());
     keeper.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_trial_ends_soon_after_a_machine_wakes_that_was_suspended_at_its_end() {
+    let hour = Duration::from_secs(3_600);
+    let slept = Arc::new(AtomicU64::new(7));
+    let so_far = slept.clone();
+    let (control, _wishes) = suspended_control("", Box::new(move || Duration::from_secs(so_far.load(Relaxed))));
+    let (keeper, mut in_force) = (control.clone(), control.policies.watch());
+    let keeper = tokio::spawn(async move { keeper.expire_trials().await });
+    let trial = Submission { text: ONE.into(), confirm_within: Some(hour), ..Submission::default() };
+    control.set_policy(&ROOT(), trial).await.unwrap();
+    let begin = tokio::time::Instant::now();
+    sleep(hour / 2).await;
+    assert!(control.in_force().trial.is_some());
+    slept.fetch_add(hour.as_secs(), Relaxed);
+    let is_back = |in_force: &InForce| in_force.revision.origin == Origin::Unconfirmed { number: 2 };
+    timeout_at(begin + 2 * hour, in_force.wait_for(is_back)).await.expect("the trial ends").unwrap();
+    assert!(begin.elapsed() - hour / 2 <= STEP, "{:?}", begin.elapsed());
+    keeper.abort();
+}
+
+#[test]
+fn a_reload_keeps_the_number_of_workers_that_the_start_found() {
+    let relay = "[relay]\nlisten = [\"127.0.0.1:1\"]\nworkers = 4\ncertificate = \"/c\"\nprivate_key = \"/k\"\nauth = \"none\"\n\
+                 templates = [\"https://relay.example/{target_host}/{target_port}/\"]\n";
+    let config = Config::from_toml(relay).unwrap();
+    let facts = Facts::new(&config, 1, &[]);
+    assert_eq!((facts.workers, facts.after(&config).workers), (1, 1), "packets cannot be steered there");
 }
 
 #[tokio::test]

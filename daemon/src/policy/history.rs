@@ -77,7 +77,7 @@ pub struct Revision {
 /// The end of a trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TrialEnd {
-    /// When the trial is over. The machine's clock may be set meanwhile, so this is a time of another clock.
+    /// When the trial is over. The machine's clock may be set meanwhile, so this is a time of another clock: [`super::Policies::now`].
     pub at: Instant,
     /// The same by the machine's clock, as it was when the trial began: for people.
     pub by: SystemTime,

@@ -31,7 +31,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::{configuration::gateway_identity, parts::Parts};
+use crate::{certificates::Certificate, configuration::gateway_identity, parts::Parts};
 
 /// The open listeners.
 #[derive(Default)]
@@ -85,7 +85,8 @@ impl Running {
 }
 
 impl Fronts {
-    /// Prepares the listeners of a configuration. Open sockets keep serving.
+    /// Prepares the listeners of a configuration. Open sockets keep serving. Expired certificates are accepted if they are among those
+    /// `in_force`.
     ///
     /// # Errors
     /// A certificate or a key cannot be used, or an address cannot be bound.
@@ -93,10 +94,11 @@ impl Fronts {
         &self,
         gateway: Option<&GatewaySettings>,
         state_dir: &Path,
+        in_force: &[Certificate],
         parts: &Parts,
     ) -> Result<Prepared> {
         let prepare = |settings: &GatewayListener| -> Result<Wanted> {
-            let shown = gateway_identity(settings, state_dir)?;
+            let shown = gateway_identity(settings, state_dir, in_force)?;
             let socket = match self.open.get(&settings.address) {
                 Some(open) => open.socket.try_clone(),
                 None => door::bind(settings.address),

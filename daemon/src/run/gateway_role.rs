@@ -16,7 +16,7 @@ use super::{
     lessons::{Lessons, TokenLedger},
     records::Records,
 };
-use crate::parts::Parts;
+use crate::{certificates::Certificate, parts::Parts};
 
 /// The state of the role while the daemon runs. It exists even without a `[gateway]`, because a reload may add one.
 pub(super) struct GatewayRole {
@@ -50,12 +50,12 @@ impl GatewayRole {
         Self { in_force, lessons, records, tokens, fronts: Fronts::default() }
     }
 
-    /// Prepares the gateway and listeners of a configuration.
+    /// Prepares the gateway and listeners of a configuration. Expired certificates are accepted if they are among those `in_force`.
     ///
     /// # Errors
     /// A file cannot be used, or an address cannot be bound.
-    pub(super) fn prepare(&self, config: &Config, parts: &Parts) -> Result<PreparedGateway> {
-        let fronts = self.fronts.prepare(config.gateway.as_ref(), &config.state_dir, parts)?;
+    pub(super) fn prepare(&self, config: &Config, in_force: &[Certificate], parts: &Parts) -> Result<PreparedGateway> {
+        let fronts = self.fronts.prepare(config.gateway.as_ref(), &config.state_dir, in_force, parts)?;
         Ok(PreparedGateway { gateway: self.gateway(config, parts)?, fronts })
     }
 

@@ -95,7 +95,7 @@ impl RelayRole {
         let ledger = QuotaLedger::open(&config.state_dir, relay.accounts.clone(), parts.relay.quotas.clone());
         runtime.spawn(ledger.clone().keep());
         let listener = |listener: &ListenerSettings| -> Result<_> {
-            Ok((listener.clone(), ServerTls::new(identity(listener, &config.state_dir)?)))
+            Ok((listener.clone(), ServerTls::new(identity(listener, &config.state_dir, &[])?)))
         };
         Ok(Self {
             relay,

@@ -30,9 +30,9 @@ struct ReadFiles {
 }
 
 impl ReadFiles {
-    fn of(config: &Config) -> Result<Self> {
+    fn of(config: &Config, in_force: &[Certificate]) -> Result<Self> {
         let listeners = config.relay.iter().flat_map(|relay| &relay.listeners);
-        let prepare = |listener: &ListenerSettings| identity(listener, &config.state_dir);
+        let prepare = |listener: &ListenerSettings| identity(listener, &config.state_dir, in_force);
         certificates::warn_of_unfit(config);
         Ok(Self {
             seen: SeenFiles::of(config),
@@ -110,13 +110,13 @@ impl Daemon {
             before.to_reload(&config)?;
             let rows = change::rows(&before, &config).into_iter().filter(|row| row.has_changed);
             let changed: Vec<_> = rows.filter_map(|row| row.keys.first().copied()).collect();
-            let files = ReadFiles::of(&config)?;
+            let files = ReadFiles::of(&config, &[])?;
             Ok((config, changed, files))
         };
         // On another thread, because this one moves packets, and a long policy takes a while to read. Files of the gateway, the edge and
         // the doors are still read on this one, by `prepare`.
         let (config, changed, files) = self.runtime.spawn_blocking(read).await??;
-        let prepared = self.prepare(&config, files, open)?;
+        let prepared = self.prepare(&config, files, &[], open)?;
         // It waits for other writers of the policy, which may wait for the disk.
         let (policies, wanted, author) = (open.policies.clone(), config.clone(), author.to_owned());
         let policy = self.runtime.spawn_blocking(move || policies.reload(&wanted, &author)).await??;
@@ -146,17 +146,19 @@ impl Daemon {
     }
 
     async fn prepare_again(&self, config: &Arc<Config>, open: &Open) -> Result<Prepared> {
-        let read = config.clone();
-        let files = self.runtime.spawn_blocking(move || ReadFiles::of(&read)).await??;
-        self.prepare(config, files, open)
+        let (read, in_force) = (config.clone(), self.certificates.clone());
+        let files = self.runtime.spawn_blocking(move || ReadFiles::of(&read, &in_force)).await??;
+        // A certificate that expired while it was in force must not keep others from being renewed.
+        self.prepare(config, files, &self.certificates, open)
     }
 
-    fn prepare(&self, config: &Config, files: ReadFiles, open: &Open) -> Result<Prepared> {
+    /// Expired certificates are accepted if they are among those `in_force`.
+    fn prepare(&self, config: &Config, files: ReadFiles, in_force: &[Certificate], open: &Open) -> Result<Prepared> {
         Ok(Prepared {
             files,
-            gateway: self.gateway.prepare(config, &self.parts)?,
+            gateway: self.gateway.prepare(config, in_force, &self.parts)?,
             entrances: self.edge.prepare(config)?,
-            doors: open.doors.prepare(&self.config.control, &config.control)?,
+            doors: open.doors.prepare(&self.config.control, &config.control, in_force)?,
             page: self.prepare_page(config.metrics.listen)?,
         })
     }
@@ -221,5 +223,56 @@ impl Daemon {
         self.certificates = certificates;
         self.read.store(Arc::new(seen));
         self.config = config;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use rcgen::{CertificateParams, KeyPair, date_time_ymd};
+    use tokio::runtime::Handle;
+
+    use super::*;
+    use crate::{log, parts::Parts, run::start::Launch};
+
+    #[tokio::test]
+    async fn a_certificate_that_expired_in_use_does_not_keep_other_files_from_being_read_again() {
+        let folder = std::env::temp_dir().join(format!("paced-reread-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let at = |name: &str| folder.join(name).display().to_string();
+        let key = KeyPair::generate().unwrap();
+        let issue = |name: &str, year| {
+            let mut params = CertificateParams::new(vec!["relay.example".into()]).unwrap();
+            params.not_after = date_time_ymd(year, 1, 1);
+            fs::write(at(name), params.self_signed(&key).unwrap().pem()).unwrap();
+        };
+        fs::write(at("paced.key"), key.serialize_pem()).unwrap();
+        issue("paced.pem", 2020);
+        issue("clients.pem", 4096);
+        // The address is for documentation, so that no test listens there (RFC 5737).
+        let tcp = format!(
+            "listen = \"192.0.2.1:1\"\ncertificate = \"{}\"\nprivate_key = \"{}\"\nclient_ca = \"{}\"\n",
+            at("paced.pem"),
+            at("paced.key"),
+            at("clients.pem")
+        );
+        let own = format!("state_dir = \"{}\"\n[control]\nsocket = \"{}\"\n", at(""), at("control.sock"));
+        let [before, config] =
+            [own.clone(), format!("{own}[control.tcp]\n{tcp}")].map(|text| Config::from_toml(&text).unwrap());
+        let (log, parts, file) = (log::start(&before), Arc::<Parts>::default(), Some(folder.join("paced.toml")));
+        let runtime = Handle::current();
+        let launch = Launch { config: before, file, log, parts, places: None, door: None, runtime };
+        let (mut daemon, mut open, _wishes) = Daemon::start(launch).await.unwrap();
+        // As if it had expired since the start.
+        (daemon.certificates, daemon.config) = (certificates::shown(&config).unwrap(), Arc::new(config));
+        let is_read = |daemon: &Daemon| **daemon.read.load() == SeenFiles::of(&daemon.config);
+        issue("clients.pem", 4095);
+        daemon.read_files_again(&mut open).await;
+        assert!(is_read(&daemon));
+        issue("paced.pem", 2021);
+        daemon.read_files_again(&mut open).await;
+        assert!(!is_read(&daemon), "another expired certificate is refused");
+        fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -96,12 +96,14 @@ impl Daemon {
             runtime,
         };
         let sockets = daemon.prepare_relay(places).await?;
+        // Without a relay, one thread moves packets too.
+        let workers = u8::try_from(sockets.len().max(1)).unwrap_or(u8::MAX);
         let has_marks = daemon.parts.kernel.marks().is_some();
         let policies = Policies::new(&first, saved, daemon.enforce());
         if !has_marks && uses_marks(&config) {
             daemon.mark_late(&policies);
         }
-        let gateway = daemon.gateway.prepare(&config, &daemon.parts)?;
+        let gateway = daemon.gateway.prepare(&config, &[], &daemon.parts)?;
         daemon.gateway.serve(gateway, &daemon.parts, &daemon.runtime, None);
         if let (Some(role), Some(settings)) = (&daemon.relay, &config.relay) {
             let given = (sockets, daemon.watchdog.clone());
@@ -111,7 +113,7 @@ impl Daemon {
         daemon.edge.serve(entrances, &daemon.entrance_classes);
         // The guard must be in place before any door shows that the relay is there.
         daemon.refresh_guard();
-        let (open, reloads) = daemon.open(policies, door).await?;
+        let (open, reloads) = daemon.open(policies, workers, door).await?;
         announce::announce(&daemon, &open.control.facts())?;
         daemon.announce_readiness(&Arc::downgrade(&open.control));
         let (changed, files) = mpsc::channel(1);
@@ -134,10 +136,11 @@ impl Daemon {
     async fn open(
         &mut self,
         policies: Arc<Policies>,
+        workers: u8,
         door: Option<UnixListener>,
     ) -> Result<(Open, mpsc::Receiver<Reload>)> {
         let (reloads, wanted) = mpsc::channel(1);
-        let facts = Facts::new(&self.config, &self.certificates);
+        let facts = Facts::new(&self.config, workers, &self.certificates);
         self.metrics.set_certificates(&self.certificates);
         let relay = self.relay.as_ref().map(|role| role.relay.clone());
         let answering = (relay, self.gateway.in_force.clone());
@@ -177,7 +180,7 @@ impl Daemon {
         });
         self.parts.ready.reach(LifeStage::Serving);
         if let Some(watchdog) = &self.watchdog {
-            tokio::spawn(watchdog.clone().feed());
+            tokio::spawn(watchdog.clone().feed(self.parts.ready.clone()));
         }
     }
 }

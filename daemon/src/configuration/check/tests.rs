@@ -240,17 +240,32 @@ fn mistakes_that_keep_nothing_from_starting_are_warned_of() {
 #[test]
 fn a_file_that_root_can_read_and_the_service_cannot_is_warned_of() {
     let folder = Folder::new("service");
-    let text = format!("state_dir = \"$\"\n{RELAY}").replace('$', &folder.0.display().to_string());
+    let text = format!("state_dir = \"$\"\n{RELAY}client_ca = \"$/clients.pem\"\n");
+    let text = text.replace("\"none\"", "\"certificate\"").replace('$', &folder.0.display().to_string());
     let config = Config::from_parts(&[FilePart { name: "paced.toml".into(), text }]).unwrap();
+    fs::create_dir(folder.0.join(DROP_INS)).unwrap();
+    let names = ["paced.toml", "conf.d/clients.toml", "relay.key", "clients.pem"];
+    for name in names {
+        folder.write(name, "");
+        fs::set_permissions(folder.0.join(name), PermissionsExt::from_mode(0o444)).unwrap();
+    }
+    let [own, drop_in, private_key, client_ca] = names.map(|name| folder.0.join(name));
+    let files = [own.clone(), drop_in.clone(), drop_in.with_file_name("")];
     let owner = fs::metadata(&folder.0).unwrap();
     if owner.uid() == 0 {
-        assert_eq!(unreadable(&config, true), [], "the state folder does not say who runs the service");
+        assert_eq!(unreadable(&config, &files, true), [], "the state folder does not say who runs the service");
         std::os::unix::fs::chown(&folder.0, Some(900), Some(900)).unwrap();
+        std::os::unix::fs::chown(folder.0.join("relay.pem"), Some(900), Some(900)).unwrap();
     }
-    fs::set_permissions(folder.0.join("relay.key"), PermissionsExt::from_mode(0o040)).unwrap();
-    let warnings = unreadable(&config, true);
-    assert!(warnings.len() == 1 && warnings[0].1.contains("cannot read"), "{warnings:?}");
-    assert_eq!(unreadable(&config, false), []);
+    assert_eq!(unreadable(&config, &files, true), []);
+    for file in [own, drop_in, private_key, client_ca] {
+        fs::set_permissions(&file, PermissionsExt::from_mode(0o040)).unwrap();
+        let warnings = unreadable(&config, &files, true);
+        let told = format!("cannot read {}: ", file.display());
+        assert!(warnings.len() == 1 && warnings[0].1.contains(&told), "{told}: {warnings:?}");
+        assert_eq!(unreadable(&config, &files, false), []);
+        fs::set_permissions(&file, PermissionsExt::from_mode(0o444)).unwrap();
+    }
 }
 
 #[test]
