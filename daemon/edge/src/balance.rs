@@ -78,17 +78,21 @@ impl GatewayHealth {
         self.avoided_until = Some(now + wait);
     }
 
+    /// Whether it has failed lately, so that it is tried last.
+    fn is_avoided(&self, now: Instant) -> bool {
+        self.avoided_until.is_some_and(|until| now < until)
+    }
+
     /// Returns the reasons against it for a request for `model`, the gravest first: that it failed, that it is out of reach, that the
     /// model has no engine there, that the engines of the model are all busy, that it has no connection yet, and the time that it costs.
     fn cost(&self, seen: Seen, model: u64, now: Instant) -> (bool, bool, bool, bool, bool, Duration) {
-        let is_avoided = self.avoided_until.is_some_and(|until| now < until);
         let told = self.told.iter().find(|(told, ..)| *told == model);
         let told = told.filter(|(.., at)| now.saturating_duration_since(*at) < TOLD);
         let load = told.map_or(0, |(_, load, _)| *load);
         let time =
             seen.smoothed_rtt.unwrap_or_default() + FULL * load.min(FULL_PERMILLE) / FULL_PERMILLE + OWN * self.own;
         let (has_no_engine, is_full) = (load == NO_ENGINE_PERMILLE, load >= FULL_PERMILLE);
-        (is_avoided, !seen.is_within_reach, has_no_engine, is_full, seen.smoothed_rtt.is_none(), time)
+        (self.is_avoided(now), !seen.is_within_reach, has_no_engine, is_full, seen.smoothed_rtt.is_none(), time)
     }
 }
 
@@ -103,6 +107,13 @@ pub fn choose(
 ) -> Option<usize> {
     let untried = gateways.iter().zip(seen).enumerate().filter(|(place, _)| !tried.contains(place));
     untried.min_by_key(|(_, (gateway, seen))| gateway.cost(**seen, model, now)).map(|(place, _)| place)
+}
+
+/// Whether a gateway that is not in `tried` is within reach and has not failed lately.
+#[must_use]
+pub fn has_ready(gateways: &[GatewayHealth], seen: &[Seen], tried: &[usize], now: Instant) -> bool {
+    let mut untried = gateways.iter().zip(seen).enumerate().filter(|(place, _)| !tried.contains(place));
+    untried.any(|(_, (gateway, seen))| !gateway.is_avoided(now) && seen.is_within_reach)
 }
 
 #[cfg(test)]
@@ -161,11 +172,14 @@ mod tests {
     fn a_gateway_that_fails_or_is_out_of_reach_is_asked_last_and_later_each_time() {
         let (mut gateways, mut now) = (vec![GatewayHealth::default(); 2], Instant::now());
         assert_eq!(choose(&gateways, &[Seen::default(), near(900)], (MODEL, &[]), now), Some(1));
+        assert!(!has_ready(&gateways, &[Seen::default(), near(900)], &[1], now));
         for wait_s in [1, 2, 4, 8, 16, 30, 30] {
             gateways[0].failed(now);
             let until = now + Duration::from_secs(wait_s);
             assert_eq!(choose(&gateways, &[near(1), near(2)], (MODEL, &[]), until - Duration::from_millis(1)), Some(1));
             assert_eq!(choose(&gateways, &[near(1), near(2)], (MODEL, &[]), until), Some(0));
+            let is_ready = |now| has_ready(&gateways, &[near(1), near(2)], &[1], now);
+            assert_eq!([until - Duration::from_millis(1), until].map(is_ready), [false, true]);
             now = until;
         }
         gateways[1].failed(now);

@@ -228,18 +228,23 @@ fn moved(counters: &LocalAddressCounters) -> Arc<UserTraffic> {
 }
 
 impl ToGateways {
-    /// Chooses an untried gateway for a request for `model`, and counts the request there.
-    fn choose(&self, model: u64, tried: &mut Vec<usize>) -> Option<(&RelayAccess, CountedRequest)> {
+    /// Returns how each gateway can be reached now.
+    fn seen(&self) -> Vec<Seen> {
         let see = |access: &RelayAccess| Seen {
             // If there is no connection, this requests one.
             is_within_reach: access.uplink.is_within_reach(),
             smoothed_rtt: access.uplink.lines().iter().filter_map(|line| line.path.get().smoothed_rtt).min(),
         };
-        let seen: Vec<_> = match self.accesses.len() {
+        match self.accesses.len() {
             // There is nothing to choose.
             1 => vec![Seen::default()],
             _ => self.accesses.iter().map(see).collect(),
-        };
+        }
+    }
+
+    /// Chooses an untried gateway for a request for `model`, and counts the request there.
+    fn choose(&self, model: u64, tried: &mut Vec<usize>) -> Option<(&RelayAccess, CountedRequest)> {
+        let seen = self.seen();
         let mut health = self.health.lock();
         // A single gateway is tried again, over another connection.
         let avoided: &[usize] = if self.accesses.len() == 1 { &[] } else { tried };
@@ -289,8 +294,8 @@ impl GatewayAccess for ToGateways {
 
     async fn ask(
         &self,
-        head: RequestHead,
-        terms: &Terms,
+        head: impl FnOnce() -> RequestHead + Send,
+        terms: impl Fn() -> Terms + Send + Sync,
         model: u64,
         body_bytes: usize,
         tried: &mut Vec<usize>,
@@ -299,9 +304,11 @@ impl GatewayAccess for ToGateways {
             self.choose(model, tried).ok_or_else(|| NotAsked::NoGateway("no gateway is configured".into()))?;
         let chosen = counted.place;
         let asking = async {
-            let (link, copy) = access.places_for_request(terms, body_bytes as u64).await?;
-            let (request, place) = self.send(link, terms, counted, head).await.map_err(NoConnection::Lost)?;
-            let other_path = copy.map(|link| CopyPath { link, terms: terms.clone(), place: chosen, model });
+            let (link, copy) = access.places_for_request(&terms(), body_bytes as u64).await?;
+            // The wait for a connection was a part of the request's time.
+            let terms = terms();
+            let (request, place) = self.send(link, &terms, counted, head()).await.map_err(NoConnection::Lost)?;
+            let other_path = copy.map(|link| CopyPath { link, terms, place: chosen, model });
             Ok(Asked { request, place, other_path })
         };
         let asked = timeout(ANSWER_TIMEOUT, asking).await.unwrap_or(Err(NoConnection::NoAnswer));
@@ -345,6 +352,10 @@ impl GatewayAccess for ToGateways {
 
     fn has_others(&self, tried: &[usize]) -> bool {
         (0..self.accesses.len()).any(|place| !tried.contains(&place))
+    }
+
+    fn has_ready(&self, tried: &[usize]) -> bool {
+        balance::has_ready(&self.health.lock(), &self.seen(), tried, Instant::now())
     }
 
     async fn lost(&self, asked: &RequestAtGateway) {
@@ -446,10 +457,16 @@ mod tests {
         let health = Arc::new(Mutex::new(vec![GatewayHealth::default(); 2]));
         let gateways = ToGateways { moved: Arc::default(), accesses: vec![unreached(), unreached()], health };
         let terms = Arc::<Class>::default().terms(None);
+        let is_read = std::sync::atomic::AtomicBool::new(false);
         for _ in 0..3 {
             let mut tried = Vec::new();
-            assert!(gateways.ask(head(), &terms, 0, 0, &mut tried).now_or_never().is_none());
+            let head = || {
+                is_read.store(true, std::sync::atomic::Ordering::Relaxed);
+                head()
+            };
+            assert!(gateways.ask(head, || terms.clone(), 0, 0, &mut tried).now_or_never().is_none());
             assert_eq!(tried, [0], "both are as good, so it is the first");
         }
+        assert!(!is_read.into_inner(), "what a head says of the time left is read once there is a connection");
     }
 }

@@ -21,7 +21,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, SystemTime},
 };
 
 use bytes::Bytes;
@@ -33,7 +33,7 @@ use hyper::{
     header::{CONNECTION, EXPECT, HeaderValue},
 };
 use masque::{
-    h3::{Field, RequestHead},
+    h3::{Field, RequestHead, ResponseHead},
     priority::{self, Priority},
 };
 use openai::{OpenAiError, RoutingFields};
@@ -42,7 +42,7 @@ use role::access::AccessLog;
 use tokio::{
     net::TcpStream,
     sync::{Semaphore, oneshot, watch},
-    time::timeout,
+    time::{Instant, timeout},
 };
 
 pub use self::gateway_access::{Asked, GatewayAccess, NotAsked};
@@ -54,7 +54,7 @@ use crate::{
     classes::{RequestClass, RequestClasses},
     connection::{self, ConnectionTerms, HttpVersion, KeptBody, OpenRequest},
     departure::Departure,
-    message,
+    load_permille, message,
     newcomers::{Newcomer, Newcomers},
     routes::limits,
 };
@@ -239,38 +239,53 @@ impl<W: GatewayAccess> ModelEntrance<W> {
         if class.is_chosen && head.field(priority::FIELD_NAME).is_none() {
             head.fields.extend(class.class.signal().to_field());
         }
-        let (mut tries, mut tried) = (0, Vec::new());
-        loop {
+        let (mut tries, mut tried, mut refusal) = (0, Vec::new(), None);
+        let answered = loop {
             tries += 1;
-            let (head_now, terms) = (budgeted(&head, start.elapsed()), terms(&class, signal, start.elapsed()));
-            let asked = match gateways.ask(head_now, &terms, model, body.len(), &mut tried).await {
-                Ok(asked) => asked,
-                Err(NotAsked::Head(why)) => return Err(OpenAiError::Head(why)),
-                Err(_) if gateways.has_others(&tried) => continue,
-                Err(NotAsked::NoGateway(why)) => return Err(OpenAiError::NoGateway(why)),
-            };
             let head_now = || budgeted(&head, start.elapsed());
+            let terms_now = || terms(&class, signal, start.elapsed());
+            let asked = match gateways.ask(head_now, terms_now, model, body.len(), &mut tried).await {
+                Ok(asked) => asked,
+                Err(NotAsked::Head(why)) => break Err(OpenAiError::Head(why)),
+                Err(_) if self.may_do_better(refusal.as_ref(), &tried) => continue,
+                Err(NotAsked::NoGateway(why)) => break Err(OpenAiError::NoGateway(why)),
+            };
             recording.goes(|| gateways.way(&asked.place));
-            let may_leave = tries < MOST_TRIES || gateways.has_others(&tried);
+            let is_tried_on = tries < MOST_TRIES || self.may_do_better(refusal.as_ref(), &tried);
+            let may_leave = is_tried_on || refusal.is_some();
             let (outcome, answer) = race(gateways, asked, head_now, &body, may_leave).await;
-            recording.goes(|| gateways.way(answer.place()));
+            let is_good = outcome.is_good();
             match outcome {
-                // Another gateway may have a better answer.
-                Outcome::Answered(_) if !outcome.is_good() && gateways.has_others(&tried) => {}
-                // A proxy's status for bad credentials; these are the edge's, not the client's.
-                Outcome::Answered(head) if head.status == 407 => {
-                    return Err(OpenAiError::NoGateway("it does not take this edge's credentials".into()));
-                }
                 Outcome::Answered(answered) => {
-                    recording.answers(&head, &answered);
-                    return Ok(message::response(answered, answer));
+                    let is_refused = answered.status == 407;
+                    let answered = (answered, answer);
+                    if is_good || !self.may_do_better(Some(&answered), &tried) {
+                        // A proxy's status for bad credentials; these are the edge's, not the client's.
+                        let refused = || OpenAiError::NoGateway("it does not take this edge's credentials".into());
+                        break if is_refused { Err(refused()) } else { Ok(answered) };
+                    }
+                    // The client gets it if no other gateway has an answer.
+                    refusal = if is_refused { refusal } else { Some(answered) };
                 }
                 // No part of an answer has arrived, so the client cannot get parts of two.
-                Outcome::Lost | Outcome::Silent if may_leave => {}
+                Outcome::Lost | Outcome::Silent if is_tried_on => {}
                 Outcome::Lost | Outcome::Silent => {
-                    return Err(OpenAiError::NoGateway("the gateway was lost before it answered".into()));
+                    break Err(OpenAiError::NoGateway("the gateway was lost before it answered".into()));
                 }
             }
+        };
+        let (answered, answer) = answered.or_else(|error| refusal.ok_or(error))?;
+        recording.goes(|| gateways.way(answer.place()));
+        recording.answers(&head, &answered);
+        Ok(message::response(answered, answer))
+    }
+
+    /// Whether another gateway may have a better answer than the `refusal`, if there is one. The refusal of a gateway that works does not
+    /// wait for a gateway that may be down.
+    fn may_do_better(&self, refusal: Option<&(ResponseHead, Answer<W::Place>)>, tried: &[usize]) -> bool {
+        match refusal {
+            Some((head, _)) if load_permille(head).is_some() => self.gateways.has_ready(tried),
+            _ => self.gateways.has_others(tried),
         }
     }
 }

@@ -33,16 +33,16 @@ pub trait GatewayAccess: Send + Sync + 'static {
     /// A place on another path, for a copy of a request.
     type OtherPath: Send;
 
-    /// Sends a request's head to a gateway, with the credentials for the gateway, on these terms. If there are several
-    /// gateways, chooses one that was not `tried`, and adds it there. The request asks for the model with the hash
-    /// `model`; its body has `body_bytes`.
+    /// Sends a request's head to a gateway, with the credentials for the gateway, on these terms. The head and the terms depend on the
+    /// time that has passed, so that they are asked for once there is a connection. If there are several gateways, chooses one that
+    /// was not `tried`, and adds it there. The request asks for the model with the hash `model`; its body has `body_bytes`.
     ///
     /// # Errors
     /// See [`NotAsked`].
     fn ask(
         &self,
-        head: RequestHead,
-        terms: &Terms,
+        head: impl FnOnce() -> RequestHead + Send,
+        terms: impl Fn() -> Terms + Send + Sync,
         model: u64,
         body_bytes: usize,
         tried: &mut Vec<usize>,
@@ -66,6 +66,9 @@ pub trait GatewayAccess: Send + Sync + 'static {
 
     /// Whether there is a gateway that was not `tried`.
     fn has_others(&self, tried: &[usize]) -> bool;
+
+    /// Whether there is a gateway that was not `tried`, is within reach, and has not failed lately.
+    fn has_ready(&self, tried: &[usize]) -> bool;
 
     /// Completes when a request's path or gateway is silent and another one exists. The edge then sends a request without an answer again.
     fn lost(&self, place: &Self::Place) -> impl Future<Output = ()> + Send;

@@ -1,6 +1,6 @@
 //! The record of a request at an edge, for the access log.
 
-use std::{net::SocketAddr, sync::Arc, time::Instant};
+use std::{net::SocketAddr, sync::Arc};
 
 use masque::h3::{RequestHead, ResponseHead};
 use openai::{OpenAiError, Operation, RoutingFields, excerpt};
@@ -9,6 +9,7 @@ use role::access::{
     served::{CANCELLED, Served},
     way::Way,
 };
+use tokio::time::Instant;
 
 use crate::departure::Departure;
 

@@ -14,6 +14,7 @@ use tokio::{
 };
 
 use super::*;
+use crate::{LOAD, gateway::tests::http3};
 
 #[test]
 fn time_that_passed_at_the_edge_is_subtracted_from_the_budget_in_each_field() {
@@ -73,8 +74,15 @@ async fn a_copy_that_is_refused_because_its_original_was_admitted_does_not_end_t
     assert_eq!((won(outcome), is_copy), ((429, "original"), false));
 }
 
-/// The way to gateways of an edge that has none. It says so at once, or, with a sender, tells that it was asked and never answers.
-struct Nowhere(Option<mpsc::UnboundedSender<()>>);
+/// The way to gateways of an edge that has none.
+enum Nowhere {
+    /// It says so at once.
+    Refused,
+    /// It tells that it was asked, and never answers.
+    Silent(mpsc::UnboundedSender<()>),
+    /// A connection takes a second. Then it tells the head and the terms that would leave now.
+    Late(mpsc::UnboundedSender<(RequestHead, Terms)>),
+}
 
 impl GatewayAccess for Nowhere {
     type Place = ();
@@ -82,15 +90,24 @@ impl GatewayAccess for Nowhere {
 
     async fn ask(
         &self,
-        _: RequestHead,
-        _: &Terms,
+        head: impl FnOnce() -> RequestHead + Send,
+        terms: impl Fn() -> Terms + Send + Sync,
         _: u64,
         body_bytes: usize,
         _: &mut Vec<usize>,
     ) -> Result<Asked<Self>, NotAsked> {
-        if let Some(asked) = &self.0 {
-            _ = asked.send(());
-            std::future::pending::<()>().await;
+        match self {
+            Self::Refused => {}
+            Self::Silent(asked) => {
+                _ = asked.send(());
+                std::future::pending::<()>().await;
+            }
+            Self::Late(sent) => {
+                tokio::time::pause();
+                tokio::time::advance(Duration::from_secs(1)).await;
+                tokio::time::resume();
+                _ = sent.send((head(), terms()));
+            }
         }
         Err(NotAsked::NoGateway(format!("for {body_bytes} bytes")))
     }
@@ -113,6 +130,10 @@ impl GatewayAccess for Nowhere {
         false
     }
 
+    fn has_ready(&self, _: &[usize]) -> bool {
+        false
+    }
+
     async fn lost(&self, (): &()) {}
 
     fn accepted(&self, (): &()) {}
@@ -129,7 +150,7 @@ fn limits(max_requests: usize, evicted: Arc<AtomicU64>) -> ClientLimits {
 }
 
 /// Connects to an entrance, which serves the connection in a task, and sends it these bytes.
-async fn begin(entrance: &Arc<ModelEntrance<Nowhere>>, bytes: &str) -> (TcpStream, JoinHandle<()>) {
+async fn begin<W: GatewayAccess>(entrance: &Arc<ModelEntrance<W>>, bytes: &str) -> (TcpStream, JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     let (stream, from) = listener.accept().await.unwrap();
@@ -145,7 +166,7 @@ async fn clients_without_a_complete_request_make_room_and_a_client_that_sent_one
     let evicted = Arc::<AtomicU64>::default();
     let classes = RequestClasses::new(None, ([127, 0, 0, 1], 80).into());
     // Half of the four places are for such clients.
-    let entrance = ModelEntrance::new(Nowhere(None), classes, limits(4, evicted.clone()), Arc::default());
+    let entrance = ModelEntrance::new(Nowhere::Refused, classes, limits(4, evicted.clone()), Arc::default());
     let (mut known, known_task) = begin(&entrance, &format!("{REQUEST}{{}}")).await;
     known.read_exact(&mut [0; 12]).await.unwrap();
     let (_head, first) = begin(&entrance, "POST /v1/completions HTTP/1.1\r\nhost:").await;
@@ -168,7 +189,7 @@ async fn the_record_of_an_answer_that_its_edge_cuts_does_not_blame_the_client() 
         let (access, (asked, mut is_asked)) = (Arc::<AccessLog>::default(), mpsc::unbounded_channel());
         let mut records = access.listen();
         let classes = RequestClasses::new(None, ([127, 0, 0, 1], 80).into());
-        let entrance = ModelEntrance::new(Nowhere(Some(asked)), classes, limits(4, Arc::default()), access);
+        let entrance = ModelEntrance::new(Nowhere::Silent(asked), classes, limits(4, Arc::default()), access);
         let (_client, task) = begin(&entrance, &format!("{REQUEST}{{}}")).await;
         is_asked.recv().await.unwrap();
         entrance.end();
@@ -202,7 +223,7 @@ async fn send_to(
     let address = listener.local_addr()?;
     let mut client = TcpStream::connect(address).await?;
     let (stream, from) = listener.accept().await?;
-    let entrance = ModelEntrance::new(Nowhere(None), classes(address), limits(1, Arc::default()), access);
+    let entrance = ModelEntrance::new(Nowhere::Refused, classes(address), limits(1, Arc::default()), access);
     tokio::spawn(entrance.serve(stream, from));
     let head = format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{fields}\r\n\r\n");
     client.write_all(head.as_bytes()).await?;
@@ -263,5 +284,119 @@ async fn a_record_names_the_user_whose_key_the_request_shows_even_if_its_body_is
         let record = records.recv().await.unwrap();
         let What::Model(served) = &record.what else { panic!("{record:?}") };
         assert_eq!((served.user.as_deref(), served.reason), expected, "{key} {body_bytes}");
+    }
+}
+
+#[tokio::test]
+async fn the_wait_for_a_connection_is_subtracted_from_a_requests_time() {
+    let (sent, mut leaves) = mpsc::unbounded_channel();
+    let classes = RequestClasses::new(None, ([127, 0, 0, 1], 80).into());
+    let entrance = ModelEntrance::new(Nowhere::Late(sent), classes, limits(4, Arc::default()), Arc::default());
+    let fields = "x-paced-budget-ms: 600000\r\nx-slo-ttft-ms: 600000\r\npriority: dl=600000\r\ncontent-length: 2";
+    let (_client, _) = begin(&entrance, &format!("{}{{}}", REQUEST.replace("content-length: 2", fields))).await;
+    let (head, terms) = leaves.recv().await.unwrap();
+    let left_ms = |name| String::from_utf8_lossy(head.field(name).unwrap()).trim_start_matches("dl=").parse().unwrap();
+    let left_ms = ["x-paced-budget-ms", "x-slo-ttft-ms", "priority"].map(left_ms);
+    let of_terms = terms.signal.and_then(|signal| signal.deadline_ms).unwrap();
+    assert!(left_ms.iter().all(|left_ms: &u64| *left_ms <= 599_000) && of_terms <= 599_000, "{left_ms:?}, {of_terms}");
+}
+
+/// Two gateways. The first answers with 503 and its load; the other is out of reach, fails when it is asked, or answers with 200.
+struct Pair {
+    client: quic::h3::Client,
+    is_ready: bool,
+    answers: bool,
+    asked: mpsc::UnboundedSender<usize>,
+}
+
+impl GatewayAccess for Pair {
+    type Place = usize;
+    type OtherPath = ();
+
+    async fn ask(
+        &self,
+        head: impl FnOnce() -> RequestHead + Send,
+        _: impl Fn() -> Terms + Send + Sync,
+        _: u64,
+        _: usize,
+        tried: &mut Vec<usize>,
+    ) -> Result<Asked<Self>, NotAsked> {
+        let place = tried.len();
+        tried.push(place);
+        _ = self.asked.send(place);
+        if place > 0 && !self.answers {
+            return Err(NotAsked::NoGateway("it is down".into()));
+        }
+        let head = RequestHead { authority: Some("x".into()), ..head() };
+        let request = self.client.request(&head).await.unwrap();
+        Ok(Asked { request, place, other_path: None })
+    }
+
+    async fn copy(&self, (): (), _: RequestHead) -> Option<(Request, usize)> {
+        None
+    }
+
+    fn copy_was_first(&self, _: &usize) {}
+
+    fn traffic(&self, _: &usize) -> Arc<Traffic> {
+        Arc::default()
+    }
+
+    fn way(&self, _: &usize) -> Option<Way> {
+        None
+    }
+
+    fn has_others(&self, tried: &[usize]) -> bool {
+        tried.len() < 2
+    }
+
+    fn has_ready(&self, tried: &[usize]) -> bool {
+        self.is_ready && self.has_others(tried)
+    }
+
+    async fn lost(&self, _: &usize) {
+        std::future::pending().await
+    }
+
+    fn accepted(&self, _: &usize) {}
+
+    fn answered(&self, _: &usize, _: Option<&ResponseHead>) {}
+}
+
+#[tokio::test]
+async fn a_gateways_refusal_is_the_answer_if_no_other_gateway_has_one_and_waits_for_none_that_is_down() {
+    for (name, is_ready, answers, status, expected) in [
+        ("out-of-reach", false, true, 503, &[0][..]),
+        ("fails", true, false, 503, &[0, 1]),
+        ("answers", true, true, 200, &[0, 1]),
+    ] {
+        let (client, mut requests, _kept) = http3::connect(name).await;
+        tokio::spawn(async move {
+            for (status, load) in [(503, "700"), (200, "100")] {
+                let Some(mut request) = requests.recv().await else { return };
+                let fields = [(LOAD, load), ("retry-after", "9"), ("content-length", "0")];
+                let fields = fields.map(|(name, value)| Field::new(name, value)).to_vec();
+                request.send.respond(&ResponseHead { status, fields }).await.unwrap();
+                request.send.finish();
+            }
+            std::future::pending::<()>().await;
+        });
+        let (asked, mut asks) = mpsc::unbounded_channel();
+        let classes = RequestClasses::new(None, ([127, 0, 0, 1], 80).into());
+        let pair = Pair { client, is_ready, answers, asked };
+        let entrance = ModelEntrance::new(pair, classes, limits(4, Arc::default()), Arc::default());
+        let request = format!("{}{{}}", REQUEST.replace("host", "connection: close\r\nhost"));
+        let (mut client, _) = begin(&entrance, &request).await;
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).await.unwrap();
+        assert!(
+            answer.starts_with(&format!("HTTP/1.1 {status} ")) && answer.contains("retry-after: 9"),
+            "{name}: {answer}"
+        );
+        let mut places = Vec::new();
+        while let Ok(place) = asks.try_recv() {
+            places.push(place);
+        }
+        assert_eq!(places, expected, "{name}");
     }
 }
