@@ -113,6 +113,13 @@ impl Health {
         Self { is_checked, ..Self::default() }
     }
 
+    /// Takes over what was known before, unless checks have begun or ended since then: without a check, an engine would stay down.
+    pub fn recall(&mut self, before: Self) {
+        if self.is_checked == before.is_checked {
+            *self = before;
+        }
+    }
+
     /// Whether the engine gets requests.
     #[must_use]
     pub const fn is_usable(&self, now_ns: u64) -> bool {

@@ -65,7 +65,7 @@ struct Waiting {
     wish: Wish,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Replica {
     work: Arc<EngineWork>,
     health: Health,
@@ -136,14 +136,23 @@ impl Engines {
         state.replicas.iter_mut().for_each(|replica| replica.health = Health::new(is_checked));
     }
 
-    /// Shares the count of an engine's requests with `before`, where the engine has the index `known`. After a reload, both use the engine
-    /// until the requests of `before` have ended. Call this before the first request.
+    /// Shares the count of an engine's requests with `before`, where the engine has the index `known`: after a reload, both use the
+    /// engine until the requests of `before` have ended. Takes over what is known of the engine, except for its load, which the next
+    /// check reports, and for its health if checks have begun or ended since then. Call this before the first request.
     pub fn share(self: &Arc<Self>, replica: usize, before: &Arc<Self>, known: usize) {
-        let Some(work) = before.state.lock().replicas.get(known).map(|known| known.work.clone()) else { return };
-        [before, self].into_iter().for_each(|sharer| work.share(sharer));
+        let Some(known) = before.state.lock().replicas.get(known).cloned() else { return };
+        [before, self].into_iter().for_each(|sharer| known.work.share(sharer));
         if let Some(replica) = self.state.lock().replicas.get_mut(replica) {
-            replica.work = work;
+            let Replica { work, health, others: _, answered, failed } = known;
+            (replica.work, replica.answered, replica.failed) = (work, answered, failed);
+            replica.health.recall(health);
         }
+    }
+
+    /// Takes over which of the same engines got which prompts of `before`. Call this before the first request.
+    pub fn recall_prompts(&self, before: &Self) {
+        let affinity = before.state.lock().affinity.clone();
+        self.state.lock().affinity = affinity;
     }
 
     /// Orders waiting requests by another discipline from now on.
@@ -153,7 +162,8 @@ impl Engines {
 
     /// Takes a place at an engine that is not in `tried`. A preference that weighs cached prompts comes first, then the engine that may
     /// know the beginning of the prompt, then any other preference, then the least busy engine. Without a free place, waits for one in the
-    /// order of `claim`. A request that an engine has already tried does not wait.
+    /// order of `claim`. A request that an engine has already tried does not wait. A request that has waited for its turn takes a free
+    /// place at once, and waits once more if there is none.
     ///
     /// # Errors
     /// Too many requests wait, in total or for one user, or no engine is left: each has failed, now or with this request.
@@ -166,7 +176,7 @@ impl Engines {
             return Err(NoPlace::NoEngine);
         }
         // A request that failed elsewhere has already waited for its turn.
-        if (state.queue.is_empty() || !tried.is_empty())
+        if (state.queue.is_empty() || !tried.is_empty() || claim.has_waited)
             && let Some((replica, affinity)) = state.begin(&claim.wish, self.most_in_flight, tried, now_ns)
         {
             state.affinity.note(&claim.wish.prefix, replica, now_ns);

@@ -51,7 +51,7 @@ mod payer;
 mod request;
 mod silence;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod traced;
 mod tries;
 
@@ -85,7 +85,7 @@ pub struct Gateway {
 impl Gateway {
     /// Prepares a gateway with idle engines and the knowledge that was `learned` before. It enters its requests in `live` and
     /// their tokens in `spending`, and leaves its aliases' decisions in `decisions` if they are recorded. Open requests of the gateway
-    /// `before` at the same engines of the same models still count.
+    /// `before` at the same engines of the same models still count, and an engine that is down stays down.
     ///
     /// # Errors
     /// A file with a key cannot be read, or contains characters that no field may; or a file with a policy cannot be used.
@@ -112,13 +112,14 @@ impl Gateway {
             routes.recall_lengths(class, MeanLengths { tokens: *tokens, used: *used });
         }
         if let Some(before) = before {
-            model::share_requests((&routes, &models), (&before.routes, &before.models));
+            model::share_engines((&routes, &models), (&before.routes, &before.models));
         }
         Ok(Arc::new(Self {
             policies,
             routes,
             tenants: Tenants::new(&settings.keys, spending, clock.now_ns, before.map(|before| &before.tenants)),
-            prefixes: Prefixes::default(),
+            // The same prompts then have the same hashes.
+            prefixes: before.map(|before| before.prefixes.clone()).unwrap_or_default(),
             models,
             bodies: Bodies::new(settings.bodies_bytes as usize),
             settings: settings.clone(),

@@ -9,7 +9,7 @@
 //! Over HTTP/2, an engine, or a proxy in front of it, can also say that it has not processed a request: it ends the connection for later
 //! requests, or refuses this one. The gateway then tries the request once more, on whichever connection it was (RFC 9113 §8.7).
 
-use std::{collections::HashMap, error::Error, fmt::Write as _, io, iter, net::SocketAddr, sync::Arc, time::Duration};
+use std::{error::Error, fmt::Write as _, io, iter, time::Duration};
 
 use anyhow::{Context as _, Result};
 use config::gateway::ModelSettings;
@@ -19,12 +19,11 @@ use hyper_rustls::{HttpsConnectorBuilder, MaybeHttpsStream};
 use hyper_util::{
     client::legacy::{
         Client, Error as ClientError,
-        connect::{CaptureConnection, Connected, Connection, HttpConnector, HttpInfo, capture_connection},
+        connect::{CaptureConnection, HttpConnector, capture_connection, dns::GaiResolver},
     },
     rt::{TokioExecutor, TokioIo, TokioTimer},
 };
 use openai::RenamedBody;
-use parking_lot::Mutex;
 use quic::tls::{self, Trust};
 use tokio::{net::TcpStream, time::Instant};
 use tower::{
@@ -32,6 +31,10 @@ use tower::{
     timeout::Timeout,
     util::{BoxCloneSyncService, MapResponse},
 };
+
+use self::made::{MadeAt, MadeStream};
+
+mod made;
 
 /// How long a connection may take, including its TLS handshake, until it can carry requests.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -50,7 +53,7 @@ const STREAM_WINDOW_BYTES: u32 = 256 << 10;
 const HEAD_BYTES: u32 = 64 << 10;
 
 /// Makes connections.
-type Connector = BoxCloneSyncService<Uri, MaybeHttpsStream<TokioIo<TcpStream>>, BoxError>;
+type Connector = BoxCloneSyncService<Uri, MadeStream<MaybeHttpsStream<TokioIo<TcpStream>>>, BoxError>;
 
 /// The engines of a model, for requests by HTTP. All requests share the connections.
 #[derive(Clone, Debug)]
@@ -58,19 +61,15 @@ pub struct Upstream {
     pooled: Client<Connector, RenamedBody>,
     /// Makes a new connection for each request.
     fresh: Client<Connector, RenamedBody>,
-    made: Arc<Mutex<Made>>,
 }
-
-/// When connections were made, by their local addresses. A request that began later gets a second try if its connection ends.
-#[derive(Debug, Default)]
-struct Made(HashMap<SocketAddr, Instant>);
-
-/// An address is not forgotten when its connection ends, so without this maximum there would finally be one for each port.
-const MOST_MADE: usize = 4_096;
 
 /// How far a request has come on its way to an engine.
 #[derive(Debug, Default)]
-pub struct Dispatch(Option<(Instant, CaptureConnection)>);
+pub struct Dispatch {
+    /// When the request began to wait for a connection, and its connection.
+    waits: Option<(Instant, CaptureConnection)>,
+    may_be_read: bool,
+}
 
 /// Why there is no answer, with the cause as text.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,24 +98,16 @@ impl Upstream {
         };
         let config = tls::client_over_tcp(trust);
         let config = config.with_context(|| format!("failed to prepare TLS to the engines of {}", model.name))?;
-        let mut tcp = HttpConnector::new();
-        tcp.set_nodelay(true);
-        tcp.enforce_http(false);
         let connector = HttpsConnectorBuilder::new()
             .with_tls_config(config)
             .https_or_http()
             .enable_all_versions()
-            .wrap_connector(tcp);
+            .wrap_connector(tcp(GaiResolver::new(), connect_timeout));
         // A client that stops reading its answer fills only the window of that answer. The connection's window has room for the windows of
         // all answers at once. Otherwise, such a client would block other clients' tokens on the same connection.
         let connection_window =
             STREAM_WINDOW_BYTES.saturating_mul(model.max_in_flight.saturating_add(1)).min(i32::MAX as u32);
-        let made = Arc::<Mutex<Made>>::default();
-        let connected = made.clone();
-        let connector = MapResponse::new(connector, move |stream: MaybeHttpsStream<_>| {
-            connected.lock().note(&stream);
-            stream
-        });
+        let connector = MapResponse::new(connector, MadeStream::new);
         let connector = Connector::new(Timeout::new(connector, connect_timeout));
         // When a client has left, tokens of its answer may still be on their way. If h2 has forgotten that request, it counts them as
         // errors of the engine. It remembers enough requests for all clients to leave at once. However many it has forgotten, it must not
@@ -137,7 +128,7 @@ impl Upstream {
             .http2_keep_alive_timeout(KEEP_ALIVE.1);
         let pooled = client.build(connector.clone());
         let fresh = client.pool_max_idle_per_host(0).build(connector);
-        Ok(Self { pooled, fresh, made })
+        Ok(Self { pooled, fresh })
     }
 
     /// Sends a request and waits for the head of the answer, without a limit in time. Dropping the future cancels the request. The
@@ -158,12 +149,12 @@ impl Upstream {
             Ok(answer) => return Ok(answer),
             Err(error) => error,
         };
-        let address = error.connect_info().and_then(local_address);
-        let made = address.and_then(|address| self.made.lock().0.get(&address).copied());
-        let was_kept = made.is_some_and(|made| made < began);
-        if !(is_unprocessed(&error) || was_kept && has_ended(&error)) {
+        let was_kept = error.connect_info().and_then(MadeAt::of).is_some_and(|MadeAt(made)| made < began);
+        let is_unprocessed = is_unprocessed(&error);
+        if !(is_unprocessed || was_kept && has_ended(&error)) {
             return Err(unanswered(&error));
         }
+        dispatch.may_be_read = !is_unprocessed;
         dispatch.begin(&mut request);
         self.fresh.request(request).await.map_err(|error| unanswered(&error))
     }
@@ -172,31 +163,31 @@ impl Upstream {
 impl Dispatch {
     /// Notes that a request begins to wait for a connection.
     fn begin(&mut self, request: &mut Request<RenamedBody>) {
-        self.0 = Some((Instant::now(), capture_connection(request)));
+        self.waits = Some((Instant::now(), capture_connection(request)));
     }
 
     /// Returns for how long the request has waited for a connection; `None` if it has one, or was never sent.
     #[must_use]
     pub fn connecting_for(&self) -> Option<Duration> {
-        let (began, connection) = self.0.as_ref()?;
+        let (began, connection) = self.waits.as_ref()?;
         connection.connection_metadata().is_none().then(|| began.elapsed())
     }
-}
 
-impl Made {
-    fn note(&mut self, stream: &impl Connection) {
-        if self.0.len() >= MOST_MADE {
-            // A request on a forgotten connection gets no second try.
-            self.0.clear();
-        }
-        self.0.extend(local_address(&stream.connected()).map(|address| (address, Instant::now())));
+    /// Whether the request went out on a connection that then ended: the engine may have read it, even if it takes no other connection.
+    #[must_use]
+    pub const fn may_be_read(&self) -> bool {
+        self.may_be_read
     }
 }
 
-fn local_address(connected: &Connected) -> Option<SocketAddr> {
-    let mut extras = hyper::http::Extensions::new();
-    connected.get_extras(&mut extras);
-    extras.get::<HttpInfo>().map(HttpInfo::local_addr)
+/// Makes TCP connections to the addresses of an engine's name, one after the other. The addresses share four fifths of the time for a
+/// connection, so that neither an address that is silent nor all of them leave no time for another address or for the TLS handshake.
+fn tcp<R>(resolver: R, connect_timeout: Duration) -> HttpConnector<R> {
+    let mut tcp = HttpConnector::new_with_resolver(resolver);
+    tcp.set_nodelay(true);
+    tcp.enforce_http(false);
+    tcp.set_connect_timeout(Some(connect_timeout * 4 / 5));
+    tcp
 }
 
 /// Whether the connection ended before the head of the answer was complete.

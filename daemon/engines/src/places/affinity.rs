@@ -63,7 +63,7 @@ pub struct PrefixHashes {
 pub struct Prefixes(RandomState);
 
 /// The engines that prefixes were last sent to.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Affinity {
     /// The last prompt with each beginning, by its hash.
     beginnings: Remembered<u64, Sent>,
@@ -84,7 +84,7 @@ struct Sent {
 }
 
 /// At most this many values by their keys. Older ones make room for newer ones.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Remembered<K, V> {
     most: usize,
     /// At most half of the values, and the values before them.

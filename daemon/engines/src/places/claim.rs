@@ -21,6 +21,8 @@ pub struct Claim {
     pub tokens: u64,
     /// How many of these tokens the answer is expected to have. This has no influence on the request's turn.
     pub answer_tokens: u64,
+    /// Whether it has waited for its turn before, and then got a place at an engine that accepts no connections.
+    pub has_waited: bool,
     /// The engine where it is served best. It has no influence on its turn.
     pub wish: Wish,
 }

@@ -227,7 +227,7 @@ impl<T> Queue<T> {
 
     /// Adds a request; returns its name in this queue.
     pub(super) fn add(&mut self, claim: Claim, value: T) -> u32 {
-        let Claim { service, class, tenant, user, tokens, answer_tokens, wish: _ } = claim;
+        let Claim { service, class, tenant, user, tokens, answer_tokens, has_waited: _, wish: _ } = claim;
         let slot = self.slots.vacant_entry();
         let at = slot.key();
         let discipline = self.all.clock.discipline();

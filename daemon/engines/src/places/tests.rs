@@ -9,6 +9,7 @@ use std::{
 use sched::stream::{Low, Service};
 
 use super::*;
+use crate::health::SILENCES;
 
 fn engines(replicas: usize, most_in_flight: u32) -> Arc<Engines> {
     Engines::new(replicas, most_in_flight, 3, Discipline::Edf { expiry: sched::stream::Expiry::Soft }, || 5_000_000_000)
@@ -361,6 +362,47 @@ fn requests_that_began_before_a_reload_count_at_their_engines_and_leave_their_pl
     drop(before);
     drop(waiting);
     assert_eq!(after.loads(), [(1, true), (0, true), (1, true)]);
+}
+
+#[test]
+fn a_reload_forgets_neither_that_an_engine_hangs_nor_which_engine_knows_a_chat_and_trusts_no_health_without_checks() {
+    let prefix = Prefixes::default().of(&head(), None, &[b'x'; 600]);
+    for (is_checked, is_usable) in [(true, false), (false, true)] {
+        let before = engines(2, 2);
+        before.expect(true, u64::MAX);
+        let place =
+            now(before.take(to_engine(Wish { prefix: prefix.clone(), preferred: Some(1), ..Wish::default() }), &[]));
+        drop(place);
+        (0..SILENCES).for_each(|_| before.checked(0, Found::Silent, "no answer"));
+        before.succeeded(1);
+        let after = engines(2, 2);
+        after.expect(is_checked, u64::MAX);
+        (0..2).for_each(|engine| after.share(engine, &before, engine));
+        after.recall_prompts(&before);
+        assert_eq!(after.loads(), [(0, is_usable), (0, true)]);
+        let status = after.status();
+        assert_eq!([status[0].trouble.is_some(), status[1].trouble.is_some()], [is_checked, false]);
+        assert_eq!(status.iter().map(|engine| engine.answered).collect::<Vec<_>>(), [0, 1]);
+        let place = now(after.take(to_engine(Wish { prefix: prefix.clone(), ..Wish::default() }), &[]));
+        assert_eq!((place.replica, place.affinity), (1, PrefixAffinity::Kept));
+    }
+}
+
+#[test]
+fn a_request_that_found_an_engine_out_of_reach_waits_once_more_within_the_same_bounds() {
+    let engines = engines(2, 1);
+    let (dead, busy) = (now(engines.take(due(1), &[])), now(engines.take(due(1), &[])));
+    engines.failed(dead.replica, Fault::OutOfReach, "");
+    drop(dead);
+    let again = || Claim { has_waited: true, ..due(32).into() };
+    assert!(matches!(engines.take(again(), &[0]), Err(NoPlace::Crowded)), "an engine has seen this one");
+    let mut waiting = [again(), due(16).into(), again()].map(|claim| later(engines.take(claim, &[])));
+    assert!(matches!(engines.take(again(), &[]), Err(NoPlace::Crowded)), "no more than others may wait");
+    drop(busy);
+    let Poll::Ready(Ok(place)) = poll(&mut waiting[1]) else { panic!("it is due first") };
+    assert!(poll(&mut waiting[0]).is_pending());
+    drop(place);
+    assert!(matches!(poll(&mut waiting[0]), Poll::Ready(Ok(place)) if place.replica == 1));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! One engine's answer on its way to the client.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use engines::{
@@ -18,7 +18,7 @@ use openai::{
     sse::{EventStreamParser, MalformedEvent, TokenReport},
 };
 use role::access::served::Served;
-use tokio::time::{Instant as TokioInstant, timeout, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
 use super::{
     Gateway, Model,
@@ -50,6 +50,9 @@ const BYTES_PER_TOKEN: u64 = 4;
 
 /// The failure of an engine that reports an error within its events.
 const ERROR_EVENT: OpenAiError = OpenAiError::Engine("it reported an error within its answer");
+
+/// The failure of an engine that ends the connection of a request without an answer.
+const CLOSED: OpenAiError = OpenAiError::Engine("it closed the connection");
 
 /// If a client leaves after it has waited this long for a connection, the engine counts as out of reach. The kernel repeats a lost SYN
 /// after a second (RFC 6298 §2.1), so more than one packet is lost.
@@ -95,11 +98,13 @@ struct Answering<'a> {
     place: &'a EnginePlace,
     lesson: Lesson<'a>,
     /// When its first token must have come, or its next.
-    until: TokioInstant,
+    until: Instant,
     /// When its first token passed, if tokens are streamed.
     first_token: Option<Duration>,
     /// Whether a connection to it has taken the request.
     is_sent: bool,
+    /// Whether it ended the connection that had taken the request, and takes no other.
+    is_gone: bool,
     /// The status of its answer, once that has begun.
     status: Option<StatusCode>,
     /// Its answer, if it refuses the request in an event before the first token.
@@ -123,13 +128,14 @@ impl Pass<'_> {
         place: &EnginePlace,
         served: &mut Served,
     ) -> Result<Result<Done, FailedTry>, Failure> {
-        let asked = TokioInstant::now();
+        let asked = Instant::now();
         let mut by = Answering {
             place,
             lesson: self.gateway.routes.begin(&self.route, place.replica),
             until: asked + self.gateway.settings.answer_timeout,
             first_token: None,
             is_sent: false,
+            is_gone: false,
             status: None,
             refusal: None,
             is_events: false,
@@ -165,7 +171,7 @@ impl Pass<'_> {
     fn fault(&self, by: &Answering<'_>, failure: &OpenAiError) -> Fault {
         let may_be_long = !self.wants_events && self.operation != Operation::Embeddings && by.status.is_none();
         match failure {
-            OpenAiError::OutOfReach { .. } => Fault::OutOfReach,
+            _ if by.is_gone || matches!(failure, OpenAiError::OutOfReach { .. }) => Fault::OutOfReach,
             OpenAiError::EngineTimeout if may_be_long => Fault::Late,
             _ if by.refusal.is_some() => Fault::Refusal,
             _ => Fault::Answer,
@@ -223,7 +229,7 @@ impl Pass<'_> {
         body: &RenamedBody,
         by: &mut Answering<'_>,
     ) -> Result<Response<Incoming>, Failure> {
-        let Answering { place, until, is_sent, .. } = by;
+        let Answering { place, until, is_sent, is_gone, .. } = by;
         let url = self.model.urls.get(place.replica).ok_or(OpenAiError::NoEngine)?;
         let asked = hyper::Request::builder()
             .method(Method::POST)
@@ -244,15 +250,21 @@ impl Pass<'_> {
             // Otherwise, an engine that drops packets would look idle as long as no client waits until the attempt ends.
             self.model.engines.failed(place.replica, Fault::OutOfReach, UNREACHED);
         }
-        let answer = match answered? {
-            Err(_) if !*is_sent => return Err(OpenAiError::OutOfReach { why: UNREACHED.to_owned() }.into()),
+        let answered = match answered? {
+            Err(_) if !*is_sent => Err(Unanswered::OutOfReach(UNREACHED.to_owned())),
             Err(_) => return Err(OpenAiError::EngineTimeout.into()),
-            Ok(Err(Unanswered::OutOfReach(why))) => return Err(OpenAiError::OutOfReach { why }.into()),
-            Ok(Err(Unanswered::Closed(why))) => {
+            Ok(answered) => answered,
+        };
+        // It may have read the request, which may be why it is gone.
+        *is_gone = matches!(answered, Err(Unanswered::OutOfReach(_))) && dispatch.may_be_read();
+        let answer = match answered {
+            Err(_) if *is_gone => return Err(CLOSED.into()),
+            Err(Unanswered::OutOfReach(why)) => return Err(OpenAiError::OutOfReach { why }.into()),
+            Err(Unanswered::Closed(why)) => {
                 tracing::debug!(%url, "engine closed the connection: {why}");
-                return Err(OpenAiError::Engine("it closed the connection").into());
+                return Err(CLOSED.into());
             }
-            Ok(Ok(answer)) => answer,
+            Ok(answer) => answer,
         };
         if answer.status().is_server_error() {
             return Err(OpenAiError::Engine("it answered with an error of its own").into());
@@ -350,7 +362,7 @@ impl Pass<'_> {
                 lesson.held_up();
             }
             // The time of the client is not the engine's.
-            let now = TokioInstant::now();
+            let now = Instant::now();
             if events.with_content() > before {
                 *until = now + self.gateway.settings.answer_timeout;
             }
@@ -466,11 +478,7 @@ impl Pass<'_> {
     /// Sends content to the client, which may take as long to accept some as an engine may take to produce some, because other
     /// requests need its place at the engine. Returns whether there was room at once.
     async fn send(&self, exchange: &mut Exchange, content: Bytes) -> Result<bool, Failure> {
-        // A timer would cost more than the sending, for which there is nearly always room.
-        let Some(content) = exchange.try_send(content).await? else { return Ok(true) };
-        let sending = exchange.send(content);
-        timeout(self.gateway.settings.stall_timeout, sending).await.map_err(|_| Failure::Untaken)??;
-        Ok(false)
+        exchange.send(content, self.gateway.settings.stall_timeout).await
     }
 }
 

@@ -20,12 +20,15 @@ use role::access::served::CANCELLED;
 use tokio::time::timeout;
 
 pub use self::tcp::{Awaited, ResponseBody, TcpExchange};
-use super::end::{Ended, Gone, Unread};
+use super::end::{Ended, Failure, Gone, Unread};
 
 mod tcp;
 
 /// How long a client may take to receive a refusal, or an answer of the gateway's own.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The maximum size of the parts in which content is sent, in bytes: a client that takes one of them has taken some of the answer.
+const PART_BYTES: usize = 16 << 10;
 
 /// A request after its head, and the way to answer it.
 #[expect(clippy::large_enum_variant, reason = "it lives in the task of its request, and nearly all are streams")]
@@ -116,9 +119,24 @@ impl Exchange {
         }
     }
 
+    /// Sends content in parts, each as soon as there is room for it. Returns whether there was room for all of them at once. The client
+    /// has to take some of the answer within each `patience`.
+    pub(super) async fn send(&mut self, mut content: Bytes, patience: Duration) -> Result<bool, Failure> {
+        let mut had_room = true;
+        while !content.is_empty() {
+            let part = content.split_to(PART_BYTES.min(content.len()));
+            // A timer would cost more than the sending, for which there is nearly always room.
+            if let Some(part) = self.try_send(part).await? {
+                had_room = false;
+                self.send_part(part, patience).await?;
+            }
+        }
+        Ok(had_room)
+    }
+
     /// Sends content if there is room for it now, and returns it if there is none. On a stream, its frame is a copy, because a frame's header
     /// as a piece of its own would take a turn.
-    pub(super) async fn try_send(&mut self, content: Bytes) -> Result<Option<Bytes>, Gone> {
+    async fn try_send(&mut self, content: Bytes) -> Result<Option<Bytes>, Gone> {
         match self {
             Self::Stream(request) => {
                 if let Poll::Ready(room) = poll_fn(|cx| Poll::Ready(request.send.poll_ready(cx))).await {
@@ -132,12 +150,17 @@ impl Exchange {
         }
     }
 
-    /// Sends content as soon as there is room for it.
-    pub(super) async fn send(&mut self, content: Bytes) -> Result<(), Gone> {
+    /// Sends content as soon as there is room for it. Over TCP, a part of the answer leaves when there is.
+    async fn send_part(&mut self, part: Bytes, patience: Duration) -> Result<(), Failure> {
         match self {
-            Self::Stream(request) => Ok(request.send.send(h3::data_frame(&content)).await?),
-            Self::Tcp(tcp) => tcp.send(content).await,
+            Self::Stream(request) => {
+                let room = while_leaving(&mut request.send, patience, SendStream::poll_ready).await;
+                room.ok_or(Failure::Untaken)?.map_err(Gone::from)?;
+                request.send.push(h3::data_frame(&part));
+            }
+            Self::Tcp(tcp) => timeout(patience, tcp.send(part)).await.map_err(|_| Failure::Untaken)??,
         }
+        Ok(())
     }
 
     /// Waits for a future until the client stops waiting for the answer.
@@ -169,7 +192,7 @@ impl Exchange {
                 recv.stop(Code::NoError);
                 send.finish();
                 // A reset may overtake unacknowledged bytes, or discard them at the client.
-                let is_taken = is_taken(&mut send, patience).await;
+                let is_taken = while_leaving(&mut send, patience, Departing::poll_over).await.is_some();
                 if !is_taken {
                     send.reset(Code::RequestCancelled);
                 }
@@ -207,15 +230,19 @@ impl Departing for SendStream {
     }
 }
 
-/// Waits until the client has received all bytes or will receive no more. Returns `false` if no byte leaves for `patience`.
-async fn is_taken(bytes: &mut impl Departing, patience: Duration) -> bool {
+/// Waits for what is polled. Returns `None` if no byte leaves for `patience`.
+async fn while_leaving<B: Departing, T>(
+    bytes: &mut B,
+    patience: Duration,
+    mut wanted: impl FnMut(&mut B, &mut Context<'_>) -> Poll<T>,
+) -> Option<T> {
     loop {
         let before = bytes.unsent_bytes();
-        if timeout(patience, poll_fn(|cx| bytes.poll_over(cx))).await.is_ok() {
-            return true;
+        if let Ok(done) = timeout(patience, poll_fn(|cx| wanted(bytes, cx))).await {
+            return Some(done);
         }
         if bytes.unsent_bytes() >= before {
-            return false;
+            return None;
         }
     }
 }
@@ -240,6 +267,15 @@ mod tests {
         fn taking(left_bytes: u64, per_second: u64) -> Self {
             Self { left_bytes, per_second, since: Instant::now(), wake: Box::pin(sleep(Duration::ZERO)) }
         }
+
+        /// Completes when fewer than `bytes` are left.
+        fn poll_below(&mut self, bytes: u64, cx: &mut Context<'_>) -> Poll<()> {
+            while self.unsent_bytes() >= bytes {
+                ready!(self.wake.as_mut().poll(cx));
+                self.wake.as_mut().reset(Instant::now() + Duration::from_secs(1));
+            }
+            Poll::Ready(())
+        }
     }
 
     impl Departing for Client {
@@ -248,20 +284,30 @@ mod tests {
         }
 
         fn poll_over(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-            while self.unsent_bytes() > 0 {
-                ready!(self.wake.as_mut().poll(cx));
-                self.wake.as_mut().reset(Instant::now() + Duration::from_secs(1));
-            }
-            Poll::Ready(())
+            self.poll_below(1, cx)
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_client_may_take_long_until_there_is_room_for_the_next_part() {
+        let patience = Duration::from_secs(30);
+        let room = |client: &mut Client, cx: &mut Context<'_>| match client.poll_below(32 << 10, cx) {
+            Poll::Ready(()) => Poll::Ready(client.unsent_bytes()),
+            Poll::Pending => Poll::Pending,
+        };
+        let began = Instant::now();
+        let left_bytes = while_leaving(&mut Client::taking(960 << 10, 20_000), patience, room).await;
+        assert_eq!((left_bytes, began.elapsed().as_secs()), (Some(23_040), 48));
+        assert_eq!(while_leaving(&mut Client::taking(960 << 10, 0), patience, room).await, None);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_client_may_take_long_for_an_answer_but_not_pause_for_long() {
         let (began, patience) = (Instant::now(), Duration::from_secs(30));
-        assert!(is_taken(&mut Client::taking(1_000, 1), patience).await);
+        let taken = async |client: &mut Client| while_leaving(client, patience, Departing::poll_over).await.is_some();
+        assert!(taken(&mut Client::taking(1_000, 1)).await);
         assert_eq!(began.elapsed().as_secs(), 1_000);
-        assert!(!is_taken(&mut Client::taking(1_000, 0), patience).await);
+        assert!(!taken(&mut Client::taking(1_000, 0)).await);
         assert_eq!(began.elapsed().as_secs(), 1_030);
     }
 }

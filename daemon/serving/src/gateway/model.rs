@@ -58,11 +58,15 @@ impl Model {
     }
 }
 
-/// Counts the requests that an earlier gateway has at the same engines of the same models. Each gateway comes as its routes and models.
-pub(super) fn share_requests((routes, models): (&Routes, &[Model]), (known_routes, known_models): (&Routes, &[Model])) {
+/// Counts the requests that an earlier gateway has at the same engines of the same models, and takes over what it knows of them: which are
+/// down, and, if a model has the same engines, which of them got which prompts. Each gateway comes as its routes and models.
+pub(super) fn share_engines((routes, models): (&Routes, &[Model]), (known_routes, known_models): (&Routes, &[Model])) {
     for (place, model) in models.iter().enumerate() {
         let mut earlier = known_models.iter().enumerate();
         let Some((known_place, known)) = earlier.find(|(_, known)| known.name == model.name) else { continue };
+        if known.urls == model.urls {
+            model.engines.recall_prompts(&known.engines);
+        }
         for (engine, url) in model.urls.iter().enumerate() {
             if let Some(at) = known.urls.iter().position(|known| known == url) {
                 model.engines.share(engine, &known.engines, at);

@@ -1,12 +1,13 @@
 //! The gateway's own answers, and its own fields of answers.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use masque::{
     h3::{Field, RequestHead, ResponseHead},
     request::ping_response,
 };
 use openai::{OpenAiError, Operation};
-use tokio::time::timeout;
 
 use super::{
     Gateway, Model,
@@ -28,7 +29,8 @@ impl Gateway {
             Operation::Model => ("application/json", self.one(head.path.as_deref().unwrap_or_default())?),
             _ => ("text/plain", "ok\n".to_owned()),
         };
-        respond(exchange, 200, (kind, body.into()), Vec::new(), head.method == b"HEAD"[..]).await
+        let patience = self.settings.stall_timeout;
+        respond(exchange, (200, Vec::new()), (kind, body.into()), head.method == b"HEAD"[..], patience).await
     }
 }
 
@@ -51,13 +53,14 @@ pub(crate) async fn acknowledge(mut exchange: Exchange) {
     }
 }
 
-/// Sends a complete answer with content of this kind; without content and its length if the request `is_head` (RFC 9110 §9.3.2).
+/// Sends a complete answer with content of this kind; without content and its length if the request `is_head` (RFC 9110 §9.3.2). The
+/// client has to take some of it within each `patience`.
 async fn respond(
     exchange: &mut Exchange,
-    status: u16,
+    (status, mut fields): (u16, Vec<Field>),
     (kind, body): (&'static str, Bytes),
-    mut fields: Vec<Field>,
     is_head: bool,
+    patience: Duration,
 ) -> Result<(), Failure> {
     fields.push(Field::new("content-type", kind));
     if !is_head {
@@ -65,7 +68,7 @@ async fn respond(
     }
     exchange.respond(&ResponseHead { status, fields }).await?;
     if !is_head {
-        timeout(ANSWER_TIMEOUT, exchange.send(body)).await.map_err(|_| Failure::Untaken)??;
+        exchange.send(body, patience).await?;
     }
     Ok(())
 }
@@ -87,7 +90,7 @@ pub(super) async fn refuse(
     };
     let fields = retry.into_iter().chain(own).chain(decided).collect();
     let content = ("application/json", refusal.body());
-    match respond(exchange, refusal.status(), content, fields, is_head).await {
+    match respond(exchange, (refusal.status(), fields), content, is_head, ANSWER_TIMEOUT).await {
         Ok(()) => Ended::Whole,
         Err(_) => Ended::Cut,
     }

@@ -1,9 +1,6 @@
 //! A request from its head to its end: who sent it, which model answers it, and what becomes of it.
 
-use std::{
-    sync::Arc,
-    time::{Instant, SystemTime},
-};
+use std::{sync::Arc, time::SystemTime};
 
 use engines::{
     NO_ENGINE_PERMILLE,
@@ -18,6 +15,7 @@ use role::{
 };
 use routing::decision::AnswerOutcome;
 use sched::class::Late;
+use tokio::time::Instant;
 
 use super::{
     Gateway,
@@ -149,10 +147,11 @@ impl Gateway {
         } else {
             Default::default()
         };
-        let (mut is_retry, mut is_crowded) = (false, false);
+        // The model that failed before, if any.
+        let (mut before, mut is_crowded) = (None, false);
         loop {
             let class = &terms.class.policy().name;
-            let asked = RouteQuery { models: &models, alias, class, prefix: &known, is_retry };
+            let asked = RouteQuery { models: &models, alias, class, prefix: &known, is_retry: before.is_some() };
             let path = caller.asker.path(exchange.ahead(), &terms);
             // A model that failed before has taken a part of the time.
             let passed = began.elapsed();
@@ -160,6 +159,9 @@ impl Gateway {
             // The request may get a place later if only too many wait.
             let none = if is_crowded { OpenAiError::Crowded } else { OpenAiError::NoEngine };
             let mut route = route.ok_or(none)?;
+            if let Some(before) = before {
+                self.metrics.retried(before);
+            }
             self.count_decision(&route);
             // Written when it is dropped, however the request ends.
             let most_bytes = u64::from(self.settings.decisions_bytes);
@@ -212,9 +214,8 @@ impl Gateway {
                     why @ (OpenAiError::OutOfReach { .. } | OpenAiError::NoEngine | OpenAiError::Crowded),
                 )) if models.len() > 1 => {
                     is_crowded |= why == OpenAiError::Crowded;
-                    self.metrics.retried(&model.name);
                     models.retain(|other| *other != route.model);
-                    is_retry = true;
+                    before = Some(&model.name);
                 }
                 Err(Failure::Refused(OpenAiError::OutOfReach { .. } | OpenAiError::NoEngine)) if is_crowded => {
                     return Err(OpenAiError::Crowded.into());

@@ -30,8 +30,9 @@ use crate::{LOAD, departure::Departure, message, routes::tests::model, tenants::
 
 mod aliases;
 mod failing;
-mod http3;
+pub(crate) mod http3;
 mod leaving;
+mod unreached;
 
 type ToSend = UnsyncBoxBody<Bytes, Infallible>;
 

@@ -1,12 +1,10 @@
 //! The engines of a model that try to answer a request, one after the other.
 
-use engines::{
-    health::Fault,
-    places::{Claim, EnginePlace, NoPlace, Turn, Wish},
-};
+use engines::places::{Claim, EnginePlace, NoPlace, Turn, Wish};
 use openai::{OpenAiError, RenamedBody};
 use quic::class::Terms;
 use role::access::served::Served;
+use tokio::time::Instant;
 
 use super::{
     Gateway, Model,
@@ -20,6 +18,9 @@ use crate::{decisions::Draft, routes::Route};
 /// How many engines one request may make fail.
 const MOST_TRIES: usize = 2;
 
+/// How often a request may find each engine out of reach, on average. In the meantime it waits for another place.
+const MOST_ROUNDS: usize = 16;
+
 impl Gateway {
     /// Sends the request to one engine of a model after another, until one of them answers. A refusal that an engine sends as an event is
     /// the answer only if no other engine contradicts it: vLLM and SGLang report many failures of their own as refusals.
@@ -31,16 +32,17 @@ impl Gateway {
         terms: &Terms,
         served: &mut Served,
     ) -> Result<Done, Failure> {
-        let model = pass.model;
+        let (model, began) = (pass.model, Instant::now());
         // A deadline counts from the complete request, even if another model was tried before.
         let passed_ns = pass.began.elapsed().as_nanos() as u64;
-        let claim = Claim {
+        let mut claim = Claim {
             service: terms.service_since((self.clock.now_ns)().saturating_sub(passed_ns)),
             class: terms.class.policy().name.as_str().into(),
             tenant: pass.payer.tenant.map(|request| (request.tenant().name.clone(), request.tenant().weight)),
             user: pass.payer.user.cloned(),
             tokens: pass.route.tokens(),
             answer_tokens: pass.route.answer_tokens(),
+            has_waited: false,
             wish: Wish {
                 prefix: pass.prefix.clone(),
                 preferred: self.routes.preferred(&pass.route),
@@ -50,18 +52,26 @@ impl Gateway {
         let (mut tried, mut faults, mut failed) = (Vec::new(), 0, None);
         let (mut refusals, mut refusal) = (0, None);
         loop {
-            let place = match self.place(exchange, model, claim.clone(), &tried).await {
+            // Until an engine has seen the request, it may wait again: the engines that it found out of reach get no requests by now.
+            claim.has_waited = failed.is_some();
+            let seen = if faults == 0 { &[] } else { &tried[..] };
+            let place = match self.place(exchange, model, claim.clone(), seen).await {
                 Ok(place) => place,
+                Err(Failure::Refused(OpenAiError::Crowded)) if failed.is_some() && faults == 0 => {
+                    return Err(OpenAiError::Crowded.into());
+                }
                 // There is no other engine to try.
                 Err(Failure::Refused(_)) if failed.is_some() => break,
                 Err(failure) => return Err(failure),
             };
-            if tried.is_empty() {
+            if failed.is_none() {
                 // A single engine needs no preference.
                 if !pass.prefix.is_empty() && model.urls.len() > 1 {
                     self.metrics.placed(&model.name, place.affinity);
                 }
-                self.metrics.waited(&model.name, pass.began.elapsed().as_secs_f64());
+                self.metrics.waited(&model.name, began.elapsed().as_secs_f64());
+            } else if tried.last() != Some(&place.replica) {
+                self.metrics.retried(&model.name);
             }
             self.routes.moved(&mut pass.route, place.replica, true);
             served.engine = model.urls.get(place.replica).map(ToString::to_string);
@@ -76,8 +86,9 @@ impl Gateway {
                 OpenAiError::OutOfReach { why } => format!("it accepts no connections: {why}"),
                 other => other.to_string(),
             };
-            // An engine out of reach has not seen the request.
-            faults += usize::from(fault != Fault::OutOfReach);
+            // An engine that accepts no connections has not seen the request, unless it has just ended the request's own.
+            let is_unseen = matches!(failure, OpenAiError::OutOfReach { .. });
+            faults += usize::from(!is_unseen);
             refusals += usize::from(refused.is_some());
             refusal = refused.or(refusal);
             model.engines.failed(place.replica, fault, &why);
@@ -86,11 +97,13 @@ impl Gateway {
             // A request that took too long once would do so again, and a request that made two engines fail would make
             // a third fail.
             let is_suspect = failure == OpenAiError::EngineTimeout || faults >= MOST_TRIES;
-            failed = Some(failure);
-            if is_suspect || tried.len() == model.urls.len() {
+            // An engine that has failed the request counts before one that has not seen it: other models could fail, too.
+            if !is_unseen || faults == 0 {
+                failed = Some(failure);
+            }
+            if is_suspect || tried.len() >= MOST_ROUNDS * model.urls.len() {
                 break;
             }
-            self.metrics.retried(&model.name);
         }
         match refusal.filter(|_| refusals == faults) {
             // Each engine that has seen the request refuses it.

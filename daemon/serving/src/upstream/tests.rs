@@ -8,14 +8,16 @@ use hyper::{
     server::conn::{http1, http2},
     service::service_fn,
 };
+use hyper_util::client::legacy::connect::dns::Name;
 use rcgen::{CertifiedKey, generate_simple_self_signed};
 use rustls::ServerConfig;
 use rustls_pki_types::PrivateKeyDer;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::TcpListener,
+    net::{TcpListener, TcpSocket},
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
+use tower::Service;
 
 use super::*;
 
@@ -113,6 +115,23 @@ async fn a_certificate_that_is_not_trusted_or_anothers_is_named_as_the_cause() {
     for file in [file, unrelated] {
         std::fs::remove_file(file).unwrap();
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_whose_first_address_is_silent_is_reached_at_its_second() {
+    // One connection that is not accepted fills its queue, and the kernel drops the next ones.
+    let silent = TcpSocket::new_v4().unwrap();
+    silent.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let silent = silent.listen(0).unwrap();
+    let _first = TcpStream::connect(silent.local_addr().unwrap()).await.unwrap();
+    let engine = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addresses = [&silent, &engine].map(|listener| listener.local_addr().unwrap());
+    let resolver = tower::service_fn(move |_: Name| async move { Ok::<_, Infallible>(addresses.into_iter()) });
+    let began = Instant::now();
+    let connecting = Service::call(&mut tcp(resolver, CONNECT_TIMEOUT), Uri::from_static("http://engine.example"));
+    let connection = tokio::time::timeout(CONNECT_TIMEOUT, connecting).await.unwrap().unwrap();
+    assert_eq!(connection.inner().peer_addr().unwrap(), addresses[1]);
+    assert_eq!(began.elapsed(), CONNECT_TIMEOUT * 2 / 5, "half of the time for TCP");
 }
 
 #[tokio::test]

@@ -194,7 +194,7 @@ mod tests {
         time::sleep,
     };
 
-    use super::*;
+    use super::{super::Exchange, *};
 
     /// Answers one request with this number of pieces of 64 KiB. The client begins to read after a minute. Returns the number of bytes that
     /// it receives.
@@ -278,6 +278,44 @@ mod tests {
         for request in [chunked, sized] {
             assert!(ends_at_once(request, true).await, "{request}");
             assert!(!ends_at_once(request, false).await, "{request}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_client_that_takes_a_long_answer_steadily_gets_all_of_it() {
+        const PIECE: Bytes = Bytes::from_static(&[b'x'; 960 << 10]);
+        const BYTES: usize = 8 * (960 << 10);
+        let patience = Duration::from_secs(30);
+        for (per_second, is_taken) in [(20_000, true), (0, false)] {
+            let (mut ours, theirs) = tokio::io::duplex(1 << 10);
+            let (found, mut ended) = mpsc::unbounded_channel();
+            let answer = service_fn(move |request: Request<Incoming>| {
+                let found = found.clone();
+                async move {
+                    let (exchange, awaited) = TcpExchange::new(request.into_body(), Departure::default());
+                    tokio::spawn(async move {
+                        let mut exchange = Exchange::Tcp(exchange);
+                        exchange.respond(&ResponseHead { status: 200, fields: Vec::new() }).await.unwrap();
+                        let mut is_sent = true;
+                        for _ in 0..8 {
+                            is_sent = is_sent && exchange.send(PIECE, patience).await.is_ok();
+                        }
+                        _ = found.send(is_sent);
+                        exchange.end(Ended::Whole, patience).await;
+                    });
+                    let (_, answer) = awaited.answer().await?;
+                    Ok::<_, io::Error>(Response::new(answer))
+                }
+            });
+            tokio::spawn(server::conn::http1::Builder::new().serve_connection(TokioIo::new(theirs), answer));
+            ours.write_all(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
+            let mut received = 0;
+            while is_taken && received < BYTES {
+                sleep(Duration::from_secs(1)).await;
+                let mut second = vec![0; per_second.min(BYTES - received)];
+                received += ours.read_exact(&mut second).await.unwrap();
+            }
+            assert_eq!(ended.recv().await, Some(is_taken));
         }
     }
 

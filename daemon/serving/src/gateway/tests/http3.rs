@@ -15,7 +15,7 @@ use role::access::served::UNTAKEN;
 use super::*;
 
 /// A client's connection and a gateway's, both driven, and the requests that arrive. The rest has to be kept.
-async fn connect(name: &str) -> (quic::h3::Client, mpsc::UnboundedReceiver<quic::h3::Request>, impl Sized) {
+pub(crate) async fn connect(name: &str) -> (quic::h3::Client, mpsc::UnboundedReceiver<quic::h3::Request>, impl Sized) {
     let folder = std::env::temp_dir().join(format!("serving-http3-{}-{name}", std::process::id()));
     let identity = tls::development_identity(&folder).unwrap();
     std::fs::remove_dir_all(&folder).unwrap();
