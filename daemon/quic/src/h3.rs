@@ -277,7 +277,14 @@ impl HttpConnection {
         loop {
             let Some(front) = self.control_queue.front_mut() else {
                 // Not earlier: until an update is sent, a newer priority of its stream replaces it.
-                let Some((stream_id, signal)) = self.client.peer.signals().pop() else { return Ok(()) };
+                let Some((stream_id, signal)) = self.client.peer.signals().pop() else {
+                    // The transport wakes nobody if the peer stops a stream on which nothing waits; the next thing that wakes this task
+                    // shows it. Other ends are those of the connection, about which the acceptors say more.
+                    return match self.control_stream.poll_send_ready(cx) {
+                        Poll::Ready(Err(stream::Error::StreamReset { .. })) => Err(h3::CONTROL_STREAM_STOPPED.into()),
+                        _ => Ok(()),
+                    };
+                };
                 self.control_queue
                     .push_back(ControlReceiver::priority_update(stream_id, signal.to_field_value().as_bytes()));
                 continue;

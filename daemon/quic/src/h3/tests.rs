@@ -184,3 +184,20 @@ async fn a_request_that_is_dropped_stops_its_sender_with_a_code_of_http() {
     let stopped = timeout(PATIENCE, stopped).await.unwrap();
     assert_eq!(code_of::<()>(Err(stopped)), Some(Code::RequestCancelled.value()));
 }
+
+#[tokio::test]
+async fn a_peer_that_stops_the_control_stream_while_nothing_waits_on_it_ends_the_connection() {
+    let Ends { mut client, mut server, _endpoints } = Ends::connect("stops").await;
+    let http = client.client();
+    let settled = poll_fn(|cx| {
+        assert!(client.poll_next(cx).is_pending() && server.poll_next(cx).is_pending());
+        if http.settings().is_some() { Poll::Ready(()) } else { Poll::Pending }
+    });
+    timeout(PATIENCE, settled).await.unwrap();
+    client.peer_streams[0].0.stop_sending(application_code(Code::NoError)).unwrap();
+    // Whatever wakes the server.
+    let _asked = http.request(&head()).await.unwrap();
+    tokio::spawn(drive(client));
+    let ended = timeout(PATIENCE, drive(server)).await.unwrap();
+    assert!(matches!(&ended, Error::Protocol(error) if error.code() == Code::ClosedCriticalStream), "{ended:?}");
+}
