@@ -1,6 +1,11 @@
 //! From a request to a connected target, or to the refusal that explains why not.
 
-use std::{net::SocketAddr, sync::Arc, time::SystemTime};
+use std::{
+    mem,
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use config::targets::{Denied, Protocol};
 use masque::{
@@ -9,7 +14,10 @@ use masque::{
     priority::Priority,
     request::{self, Host, Refusal, TunnelRequest},
 };
-use quic::class::{Class, Terms};
+use quic::{
+    class::{Class, Terms},
+    clock::Clock,
+};
 use role::{admitted::frame_rates, holder::Holder, limits::GaugePlace};
 use socket2::{Domain, SockRef};
 
@@ -24,6 +32,13 @@ use crate::{
     auth::{AuthError, User},
     resolve::ResolveError,
 };
+
+/// How long a request may wait for its turn within its user's rate.
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
+
+/// Waiting requests continue together, at multiples of this interval: waking a task and the packets that this causes cost
+/// more than the request itself.
+const WAIT_NS: u64 = 20_000_000;
 
 /// A request that was admitted.
 pub struct Admitted {
@@ -46,10 +61,27 @@ pub struct Admitted {
 /// What is known of a request before the decision.
 #[derive(Debug, Default)]
 pub struct Attempt {
+    /// Whether it has had its turn within its user's rate.
+    pub has_turn: bool,
     /// The user, once known.
     pub user: Option<Arc<str>>,
     /// The protocol to the target, and the target, once known.
     pub target: Option<(Protocol, masque::target::Target)>,
+}
+
+/// Why a request gets nothing.
+#[derive(Debug)]
+pub enum NotAdmitted {
+    /// It is refused, which the client is told.
+    Refused(Refusal),
+    /// Its turn within its user's rate would be too far away.
+    TooMany,
+}
+
+impl From<Refusal> for NotAdmitted {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
 }
 
 /// The places of a tunnel, released when it ends.
@@ -80,6 +112,26 @@ pub fn identify(
         }
     }
     Ok(user)
+}
+
+/// Waits until the user of a known client may make another request, unless this one has had its turn. A stranger has its own budget: its
+/// request has its turn when it has made the client known.
+///
+/// # Errors
+/// The turn would be too far away; the error comes only after the longest wait, so that the client gains nothing from it.
+pub async fn await_turn(relay: &Relay, client: &RelayClient, attempt: &mut Attempt) -> Result<(), NotAdmitted> {
+    if !client.standing.is_known() || mem::replace(&mut attempt.has_turn, true) {
+        return Ok(());
+    }
+    let (clock, account) = (Clock::system(), relay.accounts.of(&Holder::of(client.user(), client.address)));
+    let (now_ns, longest_ns) = ((clock.now_ns)(), LONGEST_WAIT.as_nanos() as u64);
+    let turn_ns = account.take_turn(now_ns, relay.rules().limits.requests_per_second, longest_ns);
+    let until_ns = turn_ns.unwrap_or(now_ns + longest_ns);
+    if until_ns > now_ns {
+        relay.limit_hits.note("requests_per_second");
+        (clock.sleep_until)(until_ns.next_multiple_of(WAIT_NS)).await;
+    }
+    turn_ns.map(|_| ()).ok_or(NotAdmitted::TooMany)
 }
 
 /// Takes a place for the connection among those of `holder`, unless it has one; from then on, the client is no stranger.
@@ -127,7 +179,7 @@ fn most_tunnels(rules: &Rules, user: Option<&User>) -> usize {
 /// `signal` is the priority that the client has set since it sent the request; the target is noted in `attempt`.
 ///
 /// # Errors
-/// The refusal for the response.
+/// See [`NotAdmitted`].
 pub async fn admit(
     relay: &Relay,
     rules: &Rules,
@@ -135,7 +187,7 @@ pub async fn admit(
     (head, user): (&RequestHead, Option<User>),
     signal: Option<Priority>,
     attempt: &mut Attempt,
-) -> Result<Admitted, Refusal> {
+) -> Result<Admitted, NotAdmitted> {
     let now = SystemTime::now();
     let holder = Holder::of(user.as_ref().map(|user| &user.name), client.address);
     let request = request::parse(head, &rules.templates)?;
@@ -172,10 +224,11 @@ pub async fn admit(
         }
     }
     if permitted.is_empty() {
-        return Err(refusal);
+        return Err(refusal.into());
     }
     // Where no credentials are required, every client with a permitted request counts as a user.
     admit_client(relay, rules, client, &holder)?;
+    await_turn(relay, client, attempt).await?;
     let joined = found.map(|found| found.and_then(KeyedTunnel::join));
     joined.iter().for_each(|joined| relay.resources.metrics.continuations.note(joined));
     let expires = user.as_ref().and_then(|user| user.expires);

@@ -19,20 +19,18 @@ use quic::{
     h3::{self, Error, MessageLimits, Request},
     stirred::either,
 };
-use role::{
-    access::record::RefusedRequest, expiry::expiry, gate::Gate, limits::Gauge, tcp::TcpPump, traffic::UserTraffic,
-};
+use role::{expiry::expiry, gate::Gate, limits::Gauge, tcp::TcpPump, traffic::UserTraffic};
 use rustls_pki_types::CertificateDer;
 use s2n_quic::{Server, connection::Connection};
 use socket2::SockRef;
 use tokio::{net::TcpStream, task::JoinSet, time::timeout};
 
-use self::decision::{Decision, ForModel, Rejected, admit, answer, note_refusal, turn_away, wait_for_turn};
+use self::decision::{Decision, ForModel, Rejected, admit, answer, reject_too_many, turn_away};
 use crate::{
     Phase, Relay, RelayClient, auth,
     connect::ConnectedTarget,
     continuable::ContinuablePlace,
-    request::{Admitted, Attempt, HeldPlaces, mark},
+    request::{Admitted, Attempt, HeldPlaces, await_turn, mark},
     tunnels::RelayTunnel,
     udp::UdpPump,
 };
@@ -250,16 +248,17 @@ async fn open(
     http: h3::Client,
     mut request: Request,
 ) -> Option<OpenTunnel> {
-    if wait_for_turn(&relay, &client).await.is_err() {
-        let attempt = Attempt { user: client.user().cloned(), target: None };
-        let refused = RefusedRequest { status: None, error: None, reason: "requests_per_second" };
-        note_refusal(&relay, &client, attempt, refused);
-        turn_away(&http, request, Rejected::Unanswered(Code::RequestRejected)).await;
+    let mut attempt = Attempt::default();
+    // Meanwhile the client has no credit for another stream in place of this one, so streams that are reset as soon as they are opened come
+    // no faster either.
+    if await_turn(&relay, &client, &mut attempt).await.is_err() {
+        attempt.user = client.user().cloned();
+        turn_away(&http, request, reject_too_many(&relay, &client, attempt)).await;
         return None;
     }
     let rules = relay.rules();
     let waiting = request.waiting.take();
-    let admitted = match admit(&relay, &rules, &client, &mut request).await {
+    let admitted = match admit(&relay, &rules, &client, &mut request, attempt).await {
         Ok(Decision::Tunnel(admitted)) => *admitted,
         Ok(Decision::Ping) => {
             drop(waiting);

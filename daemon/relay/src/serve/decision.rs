@@ -1,4 +1,4 @@
-//! Decides what a request gets: waits for its turn, reads its head, asks [`request`], and records and answers refusals.
+//! Decides what a request gets: reads its head, waits for its turn, asks [`request`], and records and answers refusals.
 
 use std::{future::poll_fn, sync::Arc, task::Poll, time::Duration};
 
@@ -9,10 +9,7 @@ use masque::{
     request::{Refusal, is_ping},
 };
 use openai::OpenAiError;
-use quic::{
-    clock::Clock,
-    h3::{self, Error, Request},
-};
+use quic::h3::{self, Error, Request};
 use role::{
     access::record::{self, RefusedRequest},
     holder::Holder,
@@ -22,18 +19,11 @@ use tokio::time::timeout;
 
 use crate::{
     Relay, RelayClient, Resources, Rules,
-    request::{self, Admitted, Attempt, HeldPlaces},
+    request::{self, Admitted, Attempt, HeldPlaces, NotAdmitted, await_turn},
 };
 
 /// How long a client may take to send the head of a request it has begun.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// How long a request may wait for its turn within its user's rate.
-const LONGEST_WAIT: Duration = Duration::from_secs(10);
-
-/// Waiting requests continue together, at multiples of this interval: waking a task and the packets that this causes cost
-/// more than the request itself.
-const WAIT_NS: u64 = 20_000_000;
 
 /// How long a client may take to receive the response to a refused request. A client that gives no flow-control credit would
 /// never receive it.
@@ -67,33 +57,13 @@ pub(super) struct ForModel {
     pub(super) places: HeldPlaces,
 }
 
-/// Waits until the user may make another request. Meanwhile the client has no credit for another stream in place of this
-/// one, so streams that are reset as soon as they are opened come no faster either.
-///
-/// # Errors
-/// The turn would be too far away; the error comes only after the longest wait, so that the client gains nothing from it.
-pub(super) async fn wait_for_turn(relay: &Relay, client: &RelayClient) -> Result<(), ()> {
-    if !client.standing.is_known() {
-        // A stranger has its own budget.
-        return Ok(());
-    }
-    let (clock, account) = (Clock::system(), relay.accounts.of(&Holder::of(client.user(), client.address)));
-    let (now_ns, longest_ns) = ((clock.now_ns)(), LONGEST_WAIT.as_nanos() as u64);
-    let turn_ns = account.take_turn(now_ns, relay.rules().limits.requests_per_second, longest_ns);
-    let until_ns = turn_ns.unwrap_or(now_ns + longest_ns);
-    if until_ns > now_ns {
-        relay.limit_hits.note("requests_per_second");
-        (clock.sleep_until)(until_ns.next_multiple_of(WAIT_NS)).await;
-    }
-    turn_ns.map(|_| ()).ok_or(())
-}
-
 /// Reads the head of a request and decides about it; sends the response if the decision is a refusal.
 pub(super) async fn admit(
     relay: &Relay,
     rules: &Rules,
     client: &RelayClient,
     request: &mut Request,
+    mut attempt: Attempt,
 ) -> Result<Decision, Rejected> {
     let head = match timeout(HEAD_TIMEOUT, request.recv.part()).await {
         Ok(Ok(Some(Part::Request(head)))) => head,
@@ -117,7 +87,6 @@ pub(super) async fn admit(
             return Err(Rejected::Unanswered(Code::RequestRejected));
         }
     };
-    let mut attempt = Attempt::default();
     let asks_model = Gateway::takes(&head) && relay.gateway().is_some();
     let is_head = head.method == b"HEAD"[..];
     let (signal, send) = (request.signal, &mut request.send);
@@ -130,7 +99,8 @@ pub(super) async fn admit(
     };
     match decided {
         Ok(decision) => Ok(decision),
-        Err(refusal) => {
+        Err(NotAdmitted::TooMany) => Err(reject_too_many(relay, client, attempt)),
+        Err(NotAdmitted::Refused(refusal)) => {
             let (status, error) = (Some(refusal.status()), Some(refusal.error_type().name()));
             note_refusal(relay, client, attempt, RefusedRequest { status, error, reason: refusal.label() });
             tracing::debug!(%refusal, "request refused");
@@ -147,6 +117,13 @@ pub(super) async fn admit(
     }
 }
 
+/// Counts and records a request whose turn would be too far away.
+pub(super) fn reject_too_many(relay: &Relay, client: &RelayClient, attempt: Attempt) -> Rejected {
+    let refused = RefusedRequest { status: None, error: None, reason: "requests_per_second" };
+    note_refusal(relay, client, attempt, refused);
+    Rejected::Unanswered(Code::RequestRejected)
+}
+
 /// Returns the response to a refused request. A client that asks for a model, and not for a tunnel, gets a refusal because of limits in the
 /// form of the API that it uses, with content.
 fn response(refusal: &Refusal, proxy: &ProxyName, asks_model: bool) -> (ResponseHead, Option<OpenAiError>) {
@@ -160,7 +137,8 @@ fn response(refusal: &Refusal, proxy: &ProxyName, asks_model: bool) -> (Response
     (response, Some(error))
 }
 
-/// Decides about a request by its head, and notes in `attempt` who makes it, and for which target.
+/// Decides about a request by its head, and notes in `attempt` who makes it, and for which target. The first request of a connection waits
+/// for its turn here, because it makes the client known.
 async fn decide(
     relay: &Relay,
     rules: &Rules,
@@ -168,15 +146,18 @@ async fn decide(
     head: RequestHead,
     signal: Option<Priority>,
     attempt: &mut Attempt,
-) -> Result<Decision, Refusal> {
+) -> Result<Decision, NotAdmitted> {
     let user = request::identify(relay, rules, client, &head, attempt)?;
+    await_turn(relay, client, attempt).await?;
     if is_ping(&head) {
         // Where no credentials are required, every client with a permitted request counts as a user.
         request::admit_client(relay, rules, client, &Holder::of(attempt.user.as_ref(), client.address))?;
+        await_turn(relay, client, attempt).await?;
         return Ok(Decision::Ping);
     }
     if let Some(gateway) = relay.gateway().filter(|_| Gateway::takes(&head)) {
         let places = request::admit_model(relay, rules, client, user.as_ref())?;
+        await_turn(relay, client, attempt).await?;
         let asker = Asker {
             user: user.map(|user| user.name),
             listener: client.listener,
@@ -190,12 +171,7 @@ async fn decide(
 }
 
 /// Counts and records a refused request.
-pub(super) fn note_refusal(
-    relay: &Relay,
-    client: &RelayClient,
-    Attempt { user, target }: Attempt,
-    refused: RefusedRequest,
-) {
+fn note_refusal(relay: &Relay, client: &RelayClient, Attempt { user, target, .. }: Attempt, refused: RefusedRequest) {
     let Resources { metrics, usages, access, .. } = &relay.resources;
     metrics.refused(refused.reason);
     if let Some(user) = &user {
