@@ -94,7 +94,8 @@ impl Reservation {
     }
 
     /// Whether this cap made it.
-    pub(crate) fn is_of(&self, cap: &Arc<Cap>) -> bool {
+    #[must_use]
+    pub fn is_of(&self, cap: &Arc<Cap>) -> bool {
         Arc::ptr_eq(&self.cap, cap)
     }
 

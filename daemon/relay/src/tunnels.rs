@@ -5,7 +5,10 @@
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::SystemTime,
 };
 
@@ -92,7 +95,9 @@ pub struct RelayTunnel {
     continues: Option<u64>,
     pinned: Pin,
     http: h3::Client,
-    closed: Notify,
+    must_end: AtomicBool,
+    /// Wakes its task: it has to end, or its class has changed.
+    changed: Notify,
 }
 
 impl RelayTunnel {
@@ -119,7 +124,8 @@ impl RelayTunnel {
             pinned: pin.unwrap_or_default(),
             http,
             stream_id,
-            closed: Notify::new(),
+            must_end: AtomicBool::new(false),
+            changed: Notify::new(),
         }
     }
 
@@ -207,17 +213,22 @@ impl RelayTunnel {
         if !Arc::ptr_eq(&self.class.get(), class) {
             self.class.set(class.clone());
             self.http.reclass(self.stream_id, class);
+            // A load that waits for the old rate waits no more.
+            self.changed.notify_one();
         }
     }
 
     /// Asks it to end.
     pub fn close(&self) {
-        self.closed.notify_one();
+        self.must_end.store(true, Relaxed);
+        self.changed.notify_one();
     }
 
-    /// Completes when it has to end.
+    /// Completes when it has to end. Each change of its class wakes the task, too, which then finds the new rate.
     pub(super) async fn closed(&self) {
-        self.closed.notified().await;
+        while !self.must_end.load(Relaxed) {
+            self.changed.notified().await;
+        }
     }
 
     /// Returns its current class.

@@ -30,7 +30,7 @@ use super::{
     RelayMetrics,
     request::{mark, mark_anew},
 };
-use crate::udp_target::{Flush, TargetError, UdpTarget, UplinkCounters};
+use crate::udp_target::{Flush, MESSAGES, TargetError, UdpTarget, UplinkCounters};
 
 /// How many batches one tunnel moves in either direction before other tunnels get a turn.
 const ROUNDS: usize = 8;
@@ -210,6 +210,10 @@ impl UdpPump {
         // The timer is not reset for every packet; when it fires, it is set to the deadline that the last packet gave.
         let waker = waker_ref(&self.timer_stirred);
         while self.idle_timer.as_mut().poll(&mut Context::from_waker(&waker)).is_ready() {
+            if self.gate.is_waiting() {
+                // Payloads that a rate holds back do not move, but the tunnel is not silent.
+                self.last_moved = Instant::now();
+            }
             let deadline = self.last_moved + self.idle;
             if deadline <= Instant::now() {
                 return Ok(Poll::Ready(UdpEnd::Idle));
@@ -300,6 +304,8 @@ impl UdpPump {
         let (mut packets, mut bytes) = (0, 0);
         let Self { tunnel, target, gate, target_stirred, target_due, .. } = self;
         let waker = waker_ref(target_stirred);
+        // Under a rate, the user's tunnels take turns of one message: a whole batch would make the others wait for long.
+        let messages = if gate.is_receiving_capped() { 1 } else { MESSAGES };
         let outcome = loop {
             // While the user's rate delays it, the socket stays due.
             if gate.poll_receive(cx).is_pending() {
@@ -313,7 +319,7 @@ impl UdpPump {
                     batch.push(payload);
                 }
             };
-            match target.poll_recv(&mut Context::from_waker(&waker), &mut deliver) {
+            match target.poll_recv(&mut Context::from_waker(&waker), messages, &mut deliver) {
                 Poll::Pending => {
                     *target_due = false;
                     break Ok(());

@@ -1,18 +1,19 @@
 //! Limits a tunnel to the rates of its class and of its user, and counts its bytes against the user's monthly quota.
 
 use std::{
+    mem,
     sync::Arc,
     task::{Context, Poll, ready},
 };
 
 use config::targets::Protocol;
 use quic::{
-    cap::Reservation,
+    cap::{Cap, Reservation},
     class::{Class, Membership},
     clock::{Clock, Sleep},
 };
 
-use super::user_account::UserAccount;
+use super::{receive_rate::ReceiveRate, user_account::UserAccount};
 
 /// The amount sent at once under a rate: a few packets, however small.
 const CHUNK_BYTES: usize = 4 * 1024;
@@ -48,8 +49,10 @@ pub struct Gate {
     header_bytes: u64,
     clock: Clock,
     state: State,
-    /// The pause in receiving from the target that the user's rate imposes.
-    pause: Option<Sleep>,
+    /// Whether anything came from the target.
+    has_received: bool,
+    /// On the heap, because most tunnels never pause.
+    pause: Option<Box<ReceivePause>>,
 }
 
 enum State {
@@ -59,11 +62,26 @@ enum State {
     Open,
 }
 
+/// The departures reserved for a load, by its user and by its class. The class's is reserved when the user's has come: a load that its
+/// user's rate holds back for long would otherwise delay the class's other users at once.
+type HeldDepartures = [Option<Reservation>; 2];
+
 /// A load that waits for its departure. The class and the user get their reservations back if the tunnel ends before.
 struct WaitingLoad {
     timer: Sleep,
-    held: [Option<Reservation>; 2],
-    bytes: u64,
+    held: HeldDepartures,
+}
+
+/// A pause in receiving from the target that the user's rate imposes.
+struct ReceivePause {
+    timer: Sleep,
+    until_ns: u64,
+    rate: Arc<ReceiveRate>,
+}
+
+/// Returns the rates toward targets, in the order of [`HeldDepartures`].
+fn caps(account: &UserAccount, class: &Class) -> [Option<Arc<Cap>>; 2] {
+    [account.cap_up(), class.to_targets.clone()]
 }
 
 impl Gate {
@@ -76,9 +94,18 @@ impl Gate {
                 Protocol::Udp => 8,
                 Protocol::Tcp => 20 + 12,
             };
-        let class = membership.get();
-        let (clock, state) = (Clock::system(), State::Shut);
-        Self { membership, class, account, header_bytes, clock, state, pause: None }
+        Self::timed(Clock::system(), membership, account, header_bytes)
+    }
+
+    fn timed(clock: Clock, membership: Membership, account: Arc<UserAccount>, header_bytes: u64) -> Self {
+        let (class, state) = (membership.get(), State::Shut);
+        let mut gate =
+            Self { membership, class, account, header_bytes, clock, state, has_received: false, pause: None };
+        if let Some(rate) = gate.account.rate_down() {
+            let now_ns = (clock.now_ns)();
+            gate.pause_until(rate.charge(now_ns, 0, 0), rate);
+        }
+        gate
     }
 
     /// Returns the class whose rate applies.
@@ -88,7 +115,7 @@ impl Gate {
     }
 
     /// Switches to the rate of the tunnel's current class. If the class has changed, returns the old and the new one.
-    /// Existing reservations keep their times.
+    /// A load that waits for the old rate gives up its reservation.
     pub fn follow(&mut self) -> Option<(Arc<Class>, &Arc<Class>)> {
         let before = self.membership.update(&mut self.class)?;
         Some((before, &self.class))
@@ -106,38 +133,54 @@ impl Gate {
         packets >= CHUNK_PACKETS || payload_bytes >= CHUNK_BYTES
     }
 
-    /// Ready once the load of `cost` may be sent. The first call reserves it; repeat the call until [`Gate::passed`]. If the gate is dropped
-    /// before that time, the load costs neither its class nor its user anything.
+    /// Ready once the load of `cost` may be sent. The first call reserves it; repeat the call until [`Gate::passed`]. If the gate is
+    /// dropped before that time, the load costs neither its class nor its user anything. If a rate changes before that time, the load is
+    /// reserved anew.
     pub fn poll(&mut self, cx: &mut Context<'_>, cost: TransferCost) -> Poll<()> {
-        loop {
-            match &mut self.state {
-                State::Open => return Poll::Ready(()),
-                State::Waiting(load) => {
+        let mut held = HeldDepartures::default();
+        match &mut self.state {
+            State::Open => return Poll::Ready(()),
+            State::Waiting(load) => {
+                let caps = caps(&self.account, &self.class);
+                let holds = |(held, cap): (&Option<Reservation>, &Option<Arc<Cap>>)| {
+                    held.as_ref().is_none_or(|held| cap.as_ref().is_some_and(|cap| held.is_of(cap)))
+                };
+                if load.held.iter().zip(&caps).all(holds) {
                     ready!(load.timer.as_mut().poll(cx));
-                    load.held.iter_mut().filter_map(Option::take).for_each(Reservation::spend);
-                    self.account.use_up(load.bytes);
-                    self.state = State::Open;
+                    held = mem::take(&mut load.held);
                 }
-                State::Shut => {
-                    if self.is_capped() {
-                        let now_ns = (self.clock.now_ns)();
-                        let bytes = self.with_headers(cost);
-                        let by_class = self.class.to_targets.as_ref().map(|cap| cap.hold(now_ns, bytes, cost.packets));
-                        let held = [by_class, self.account.hold_up(now_ns, bytes, cost.packets)];
-                        let at_ns = held.iter().flatten().map(|(at_ns, _)| *at_ns).max().unwrap_or(now_ns);
-                        let held = held.map(|held| held.map(|(_, reservation)| reservation));
-                        if at_ns > now_ns {
-                            let timer = (self.clock.sleep_until)(at_ns);
-                            self.state = State::Waiting(Box::new(WaitingLoad { timer, held, bytes: cost.bytes }));
-                            continue;
-                        }
-                        held.into_iter().flatten().for_each(Reservation::spend);
-                    }
-                    self.account.use_up(cost.bytes);
-                    self.state = State::Open;
+            }
+            State::Shut => {}
+        }
+        self.state = State::Shut;
+        if self.is_capped() {
+            while let Some(at_ns) = self.hold(&mut held, cost) {
+                let mut timer = (self.clock.sleep_until)(at_ns);
+                if timer.as_mut().poll(cx).is_pending() {
+                    self.state = State::Waiting(Box::new(WaitingLoad { timer, held }));
+                    return Poll::Pending;
                 }
             }
         }
+        held.into_iter().flatten().for_each(Reservation::spend);
+        self.account.use_up(cost.bytes);
+        self.state = State::Open;
+        Poll::Ready(())
+    }
+
+    /// Reserves the departures that are missing in `held`, up to one that is still to come; returns its time.
+    fn hold(&self, held: &mut HeldDepartures, cost: TransferCost) -> Option<u64> {
+        let now_ns = (self.clock.now_ns)();
+        for (held, cap) in held.iter_mut().zip(caps(&self.account, &self.class)) {
+            if let (None, Some(cap)) = (&held, cap) {
+                let (at_ns, reservation) = cap.hold(now_ns, self.with_headers(cost), cost.packets);
+                *held = Some(reservation);
+                if at_ns > now_ns {
+                    return Some(at_ns);
+                }
+            }
+        }
+        None
     }
 
     /// Closes the gate behind a load that was sent.
@@ -145,26 +188,57 @@ impl Gate {
         self.state = State::Shut;
     }
 
+    /// Whether a load waits for its departure, or receiving for the user's rate: the tunnel is then not silent.
+    #[must_use]
+    pub fn is_waiting(&self) -> bool {
+        matches!(self.state, State::Waiting(_))
+            || self.pause.as_ref().is_some_and(|pause| pause.until_ns > (self.clock.now_ns)())
+    }
+
+    /// Whether receiving from the target is limited to a rate.
+    #[must_use]
+    pub fn is_receiving_capped(&self) -> bool {
+        self.account.has_rate_down()
+    }
+
     /// Ready while the user's rate permits receiving from the target.
     pub fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if let Some(pause) = &mut self.pause {
-            ready!(pause.as_mut().poll(cx));
-            self.pause = None;
+        loop {
+            if let Some(pause) = &mut self.pause {
+                let is_in_force = self.account.rate_down().is_some_and(|rate| Arc::ptr_eq(&rate, &pause.rate));
+                if is_in_force {
+                    ready!(pause.timer.as_mut().poll(cx));
+                }
+                self.pause = None;
+            }
+            if self.has_received {
+                return Poll::Ready(());
+            }
+            let Some(rate) = self.account.rate_down() else { return Poll::Ready(()) };
+            let Some(turn_ns) = rate.first_turn((self.clock.now_ns)()) else { return Poll::Ready(()) };
+            self.pause_until(turn_ns, rate);
         }
-        Poll::Ready(())
     }
 
     /// Notes a reception from the target. Payloads that exceed the user's rate have already been received, so the next
     /// ones wait: UDP in the socket's buffer, which then drops, and TCP at the target.
     pub fn received(&mut self, cost: TransferCost) {
         self.account.use_up(cost.bytes);
-        if !self.account.has_cap_down() {
-            return;
-        }
-        let now_ns = (self.clock.now_ns)();
-        let at_ns = self.account.reserve_down(now_ns, self.with_headers(cost), cost.packets);
-        if let Some(at_ns) = at_ns.filter(|at_ns| *at_ns > now_ns) {
-            self.pause = Some((self.clock.sleep_until)(at_ns));
+        let is_first = !mem::replace(&mut self.has_received, true);
+        let Some(rate) = self.account.rate_down() else { return };
+        let (now_ns, bytes) = ((self.clock.now_ns)(), self.with_headers(cost));
+        let due_ns = match is_first {
+            true => rate.charge_first(now_ns, bytes, cost.packets),
+            false => rate.charge(now_ns, bytes, cost.packets),
+        };
+        self.pause_until(due_ns, rate);
+    }
+
+    /// Receives no more until `until_ns`, if that lies ahead.
+    fn pause_until(&mut self, until_ns: u64, rate: Arc<ReceiveRate>) {
+        if until_ns > (self.clock.now_ns)() {
+            let timer = (self.clock.sleep_until)(until_ns);
+            self.pause = Some(Box::new(ReceivePause { timer, until_ns, rate }));
         }
     }
 
@@ -174,100 +248,4 @@ impl Gate {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::task::Waker;
-
-    use config::{policy::Policy, quota::Quota};
-    use quic::class::{ClassMetrics, PolicyRole};
-
-    use super::*;
-    use crate::classes::Classes;
-
-    /// A gate to a UDP target over IPv4, whose timers are polled but never fire.
-    fn gate(policy: &str, quota: Quota) -> Gate {
-        let policy = Policy::from_toml(&format!("[class.default]\n{policy}")).unwrap();
-        let classes = Classes::new(policy, PolicyRole::Relay, &ClassMetrics::default(), |_| Default::default());
-        let account = UserAccount::default();
-        account.set(&quota);
-        let mut gate = Gate::new(Membership::new(classes.named(None).clone()), account.into(), true, Protocol::Udp);
-        gate.clock = Clock { now_ns: || 1_000_000_000, sleep_until: |_| Box::pin(std::future::pending()) };
-        gate
-    }
-
-    /// Returns how many loads may be sent at once.
-    fn at_once(mut gate: Gate, cost: TransferCost) -> u64 {
-        let mut cx = Context::from_waker(Waker::noop());
-        (0..1_000).take_while(|_| gate.poll(&mut cx, cost).is_ready().then(|| gate.passed()).is_some()).count() as u64
-    }
-
-    #[test]
-    fn empty_payloads_cost_their_headers() {
-        let empty = TransferCost { bytes: 0, packets: 1 };
-        // 10 ms of 28,000 bytes per second are ten empty packets of IPv4.
-        assert_eq!(at_once(gate("rate_up = \"224 kbit/s\"", Quota::default()), empty), 11);
-        let quota = Quota { rate_up: Some(28_000), ..Quota::default() };
-        assert_eq!(at_once(gate("", quota), empty), 11, "of a user as well");
-        assert_eq!(at_once(gate("", Quota::default()), empty), 1_000, "without a rate");
-    }
-
-    #[test]
-    fn packets_are_capped_by_class_and_by_user_regardless_of_their_size() {
-        let cost = TransferCost { bytes: 1, packets: 1 };
-        assert_eq!(at_once(gate("packets_up = 500", Quota::default()), cost), 6);
-        let quota = Quota { packets_up: Some(500), ..Quota::default() };
-        assert_eq!(at_once(gate("", quota), cost), 6);
-        assert_eq!(at_once(gate("packets_up = 100000", quota), cost), 6, "the slower of both");
-    }
-
-    #[test]
-    fn a_load_that_was_reserved_without_a_rate_is_counted_once_although_a_rate_comes() {
-        let mut cx = Context::from_waker(Waker::noop());
-        let mut gate = gate("", Quota { monthly_bytes: Some(1_000_000), ..Quota::default() });
-        let load = |bytes| TransferCost { bytes, packets: 1 };
-        assert!(!gate.is_capped() && gate.poll(&mut cx, load(1_000)).is_ready());
-        gate.account.set(&Quota { monthly_bytes: Some(1_000_000), rate_up: Some(1_000_000), ..Quota::default() });
-        // A part of the load has left; the rest is no chunk of its own.
-        assert!(!gate.is_capped() && gate.poll(&mut cx, load(400)).is_ready());
-        assert_eq!(gate.account.used_bytes.load(std::sync::atomic::Ordering::Relaxed), 1_000);
-        gate.passed();
-        assert!(gate.is_capped(), "the next load");
-    }
-
-    #[test]
-    fn a_load_that_waits_costs_its_class_and_its_user_nothing_if_the_tunnel_ends() {
-        let mut cx = Context::from_waker(Waker::noop());
-        let quota = Quota { rate_up: Some(1_000_000), monthly_bytes: Some(1_000_000_000), ..Quota::default() };
-        let mut first = gate("rate_up = \"8 Mbit/s\"", quota);
-        let load = |bytes| TransferCost { bytes, packets: 1 };
-        assert!(first.poll(&mut cx, load(50_000)).is_ready(), "a load after a silence leaves at once");
-        let (class, account) = (first.class.clone(), first.account.clone());
-        // Neither zero bytes nor zero packets change anything.
-        let next_ns = || {
-            let by_class = class.to_targets.as_ref().map(|cap| cap.reserve(1_000_000_000, 0, 0));
-            [by_class, account.hold_up(1_000_000_000, 0, 0).map(|(at_ns, _)| at_ns)]
-        };
-        let (before, used) = (next_ns(), account.used_bytes.load(std::sync::atomic::Ordering::Relaxed));
-        let another = || {
-            let (membership, account) = (first.membership.clone(), first.account.clone());
-            let gate = Gate::new(membership, account, true, Protocol::Udp);
-            Gate { clock: first.clock, ..gate }
-        };
-        for _ in 0..100 {
-            let mut waiting = another();
-            assert!(waiting.poll(&mut cx, load(60_000)).is_pending());
-            assert_ne!(next_ns(), before, "it has its place");
-        }
-        assert_eq!(next_ns(), before);
-        assert_eq!(account.used_bytes.load(std::sync::atomic::Ordering::Relaxed), used);
-    }
-
-    #[test]
-    fn a_payload_that_arrives_too_fast_makes_the_next_one_wait() {
-        let mut cx = Context::from_waker(Waker::noop());
-        let mut gate = gate("", Quota { rate_down: Some(1_000_000), ..Quota::default() });
-        gate.received(TransferCost { bytes: 20_000, packets: 1 });
-        assert!(gate.poll_receive(&mut cx).is_ready(), "a burst is granted");
-        gate.received(TransferCost { bytes: 1, packets: 1 });
-        assert!(gate.poll_receive(&mut cx).is_pending());
-    }
-}
+mod tests;

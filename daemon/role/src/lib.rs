@@ -17,6 +17,7 @@ pub mod limits;
 pub mod month;
 pub mod own_sockets;
 pub mod ready;
+pub mod receive_rate;
 pub mod seldom;
 pub mod table;
 pub mod tcp;

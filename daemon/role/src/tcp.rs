@@ -83,6 +83,8 @@ impl End {
         match self {
             Self::Finished => "finished",
             Self::Failed(TcpError::Http(Error::Protocol(_))) => "violation",
+            // Our schedule has reset the stream.
+            Self::Failed(TcpError::Http(Error::Ended(StreamWriteError::Expired))) => "late",
             Self::Failed(TcpError::Http(_)) => "client",
             Self::Failed(TcpError::Socket(_)) => "target_failed",
             Self::Idle => "idle",
@@ -239,9 +241,9 @@ impl<S: PumpSocket> TcpPump<S> {
         self
     }
 
-    /// Relays until both sides have ended, one has failed, or no bytes have moved for `idle`. Calls `on_class` with the
-    /// old and the new class when the tunnel's class changes. When both sides have ended, waits for at most `idle`
-    /// until the other end has acknowledged everything, because a connection that is closed before that cuts the tail,
+    /// Relays until both sides have ended, one has failed, or no bytes have moved, or waited for a rate, for `idle`. Calls
+    /// `on_class` with the old and the new class when the tunnel's class changes. When both sides have ended, waits for at most
+    /// `idle` until the other end has acknowledged everything, because a connection that is closed before that cuts the tail,
     /// and then resets the stream. A tunnel whose socket has stopped taking bytes ends when the connection has no room
     /// for so many of them.
     pub async fn run(mut self, idle: Duration, mut on_class: impl FnMut(&S, &Class, &Arc<Class>)) -> End {
@@ -267,7 +269,8 @@ impl<S: PumpSocket> TcpPump<S> {
                     if self.reader.due().is_some_and(|due| due <= now) {
                         self.judge();
                     }
-                    if self.traffic.bytes() != moved {
+                    // Bytes that a rate holds back do not move, but the tunnel is not silent.
+                    if self.traffic.bytes() != moved || self.gate.is_waiting() {
                         (moved, quiet_since) = (self.traffic.bytes(), now);
                     } else if idle_due <= now {
                         break End::Idle;
@@ -399,5 +402,18 @@ impl<S: PumpSocket> TcpPump<S> {
             PolicyRole::Edge => self.traffic.add_up(bytes as u64, 0),
         }
         self.gate.received(TransferCost::of_tcp(bytes));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_that_the_relays_own_schedule_has_reset_was_not_ended_by_the_client() {
+        let label = |error| End::Failed(TcpError::Http(error)).label();
+        assert_eq!(label(Error::Ended(StreamWriteError::Expired)), "late");
+        // As when the connection is gone.
+        assert_eq!([Error::Ended(StreamWriteError::Cancelled), Error::Closed].map(label), ["client"; 2]);
     }
 }

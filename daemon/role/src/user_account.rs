@@ -9,11 +9,11 @@ use admission::strangers::UserFrames;
 use arc_swap::ArcSwapOption;
 use config::quota::Quota;
 use parking_lot::Mutex;
-use quic::cap::{Cap, Reservation};
+use quic::cap::Cap;
 use sched::pace::Pace;
 use tokio::sync::Notify;
 
-use crate::limits::Gauge;
+use crate::{limits::Gauge, receive_rate::ReceiveRate};
 
 /// No quota.
 const UNLIMITED: u64 = u64::MAX;
@@ -28,12 +28,13 @@ pub struct UserAccount {
     /// The frames of its connections.
     pub frames: Arc<UserFrames>,
     up: ArcSwapOption<Cap>,
-    down: ArcSwapOption<Cap>,
+    down: ArcSwapOption<ReceiveRate>,
     quota: Mutex<Quota>,
     monthly_bytes: AtomicU64,
     /// Bytes used this month.
     pub used_bytes: AtomicU64,
-    used_up: Notify,
+    /// Wakes the tasks of all tunnels: a rate has changed, or the quota is used up.
+    changed: Notify,
     /// The rate limit of requests. Each request counts as one byte.
     requests: Mutex<Pace>,
 }
@@ -53,7 +54,7 @@ impl Default for UserAccount {
             quota: Mutex::default(),
             monthly_bytes: AtomicU64::new(UNLIMITED),
             used_bytes: AtomicU64::new(0),
-            used_up: Notify::new(),
+            changed: Notify::new(),
             requests: Mutex::new(Pace::new(0, REQUEST_BURST_NS)),
         }
     }
@@ -63,15 +64,21 @@ impl UserAccount {
     /// Puts another quota in force, for open tunnels as well. Unchanged rates keep their state.
     pub fn set(&self, quota: &Quota) {
         let mut old = self.quota.lock();
-        if (old.rate_up, old.packets_up) != (quota.rate_up, quota.packets_up) {
-            self.up.store(Cap::new(quota.rate_up, quota.packets_up).map(Arc::new));
+        let of = |quota: &Quota| [(quota.rate_up, quota.packets_up), (quota.rate_down, quota.packets_down)];
+        let ([old_up, old_down], [up, down]) = (of(&old), of(quota));
+        if old_up != up {
+            self.up.store(Cap::new(up.0, up.1).map(Arc::new));
         }
-        if (old.rate_down, old.packets_down) != (quota.rate_down, quota.packets_down) {
-            self.down.store(Cap::new(quota.rate_down, quota.packets_down).map(Arc::new));
+        if old_down != down {
+            self.down.store(ReceiveRate::new(down.0, down.1).map(Arc::new));
         }
         self.monthly_bytes.store(quota.monthly_bytes.unwrap_or(UNLIMITED), Relaxed);
         *old = *quota;
         drop(old);
+        if (old_up, old_down) != (up, down) {
+            // Loads that wait for the old rates wait no more.
+            self.changed.notify_waiters();
+        }
         self.use_up(0);
     }
 
@@ -81,20 +88,22 @@ impl UserAccount {
         self.up.load().is_some()
     }
 
+    /// Returns the rate to targets, if there is one.
+    #[must_use]
+    pub fn cap_up(&self) -> Option<Arc<Cap>> {
+        self.up.load_full()
+    }
+
     /// Whether traffic from targets is limited to a rate.
     #[must_use]
-    pub fn has_cap_down(&self) -> bool {
+    pub fn has_rate_down(&self) -> bool {
         self.down.load().is_some()
     }
 
-    /// Reserves a departure toward a target, if there is a rate; returns its time in nanoseconds, and what gives it back.
-    pub fn hold_up(&self, now_ns: u64, bytes: u64, packets: u64) -> Option<(u64, Reservation)> {
-        self.up.load().as_ref().map(|cap| cap.hold(now_ns, bytes, packets))
-    }
-
-    /// Reserves the reception of a payload from a target, which has arrived; returns its time in nanoseconds.
-    pub fn reserve_down(&self, now_ns: u64, bytes: u64, packets: u64) -> Option<u64> {
-        self.down.load().as_ref().map(|cap| cap.reserve(now_ns, bytes, packets))
+    /// Returns the rate from targets, if there is one.
+    #[must_use]
+    pub fn rate_down(&self) -> Option<Arc<ReceiveRate>> {
+        self.down.load_full()
     }
 
     /// Takes a turn for a request that arrived at `now_ns`, and returns its time. Returns `None`, and takes no turn, if that
@@ -123,7 +132,7 @@ impl UserAccount {
         if monthly_bytes != UNLIMITED
             && self.used_bytes.fetch_add(bytes, Relaxed).saturating_add(bytes) >= monthly_bytes
         {
-            self.used_up.notify_waiters();
+            self.changed.notify_waiters();
         }
     }
 
@@ -136,7 +145,8 @@ impl UserAccount {
     /// Completes once the monthly quota is used up.
     pub async fn used_up(&self) {
         loop {
-            let mut notified = std::pin::pin!(self.used_up.notified());
+            // Each change of a rate ends this wait, too, so that the task of the tunnel runs and finds the new rate.
+            let mut notified = std::pin::pin!(self.changed.notified());
             // From here on no notification is missed.
             notified.as_mut().enable();
             if self.is_used_up() {
@@ -149,6 +159,11 @@ impl UserAccount {
 
 #[cfg(test)]
 mod tests {
+    use std::{pin::pin, task::Context};
+
+    use futures::task::{noop_waker, waker};
+    use quic::stirred::Stirred;
+
     use super::*;
 
     const SECOND_NS: u64 = 1_000_000_000;
@@ -179,6 +194,24 @@ mod tests {
         assert_eq!(served_of_a_thousand(&account, now_ns, 10), 21);
         assert!(!account.is_rested(now_ns + 2 * SECOND_NS));
         assert!(account.is_rested(now_ns + 2 * SECOND_NS + SECOND_NS / 10));
+    }
+
+    #[test]
+    fn the_tasks_of_a_users_tunnels_run_when_a_rate_changes() {
+        let (account, task) = (UserAccount::default(), Arc::<Stirred>::default());
+        let mut used_up = pin!(account.used_up());
+        let mut is_woken_by = |quota: Quota| {
+            assert!(used_up.as_mut().poll(&mut Context::from_waker(&waker(task.clone()))).is_pending());
+            task.take(&noop_waker());
+            account.set(&quota);
+            task.take(&noop_waker())
+        };
+        let (up, down) =
+            (Quota { rate_up: Some(1), ..Quota::default() }, Quota { packets_down: Some(1), ..Quota::default() });
+        assert_eq!(
+            [up, up, down, Quota::default(), Quota::default()].map(&mut is_woken_by),
+            [true, false, true, true, false]
+        );
     }
 
     #[test]

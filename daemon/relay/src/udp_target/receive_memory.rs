@@ -10,9 +10,9 @@ use quinn_udp::{UdpSockRef, UdpSocketState};
 
 use super::TargetError;
 
-/// Messages per receive call. Each is one payload, or up to 64 joined by GRO. This bounds how much a tunnel receives in
+/// The most messages per receive call. Each is one payload, or up to 64 joined by GRO. This bounds how much a tunnel receives in
 /// one turn.
-pub(super) const MESSAGES: usize = 16;
+pub const MESSAGES: usize = 16;
 
 /// Bytes between the buffers of two messages: the largest message plus a few cache lines, because packets whose starts
 /// are a power of two apart evict each other from the cache.
