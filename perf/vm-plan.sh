@@ -3,7 +3,8 @@
 #
 #   perf/vm-plan.sh [--kernel 6.12|6.1] [--timeout SECONDS] [--out PREFIX] PLAN [ARGUMENT…]
 #
-# Writes PREFIX.json and, for plans with a picture, PREFIX.svg; without --out, PREFIX is perf/results/PLAN-lab.
+# Writes PREFIX.json and, for plans with a picture, PREFIX.svg; without --out, PREFIX is perf/results/PLAN-lab, and
+# PLAN-lab-6.1 with that kernel. Rows of other variants that PREFIX.json has stay in it.
 # ARGUMENTs are passed on to `paced-perf run`. Needs release builds of paced and perf: with PACED_PROFILE=debug it uses
 # the output of `cargo build`, but then the CPU is several times slower. Rows of quic-go need its peers:
 # `perf/peers/build.sh`. With PACED_SAMPLES=5000, perf takes 5,000 samples of each thread per second of its CPU time, and
@@ -49,13 +50,14 @@ if [[ ${1-} == --guest ]]; then
   exit
 fi
 
-options=(--timeout 1200) out=
+options=(--timeout 1200) out= kernel=
 while [[ ${1-} == --* ]]; do
   if [[ $1 == --out ]]; then out=$2; else options+=("$1" "$2"); fi
+  if [[ $1 == --kernel && $2 != 6.12 ]]; then kernel=-$2; fi
   shift 2
 done
 plan=${1:?a plan}; shift
-out=${out:-$here/results/$plan-lab}
+out=${out:-$here/results/$plan-lab$kernel}
 PACED_COMMIT=${PACED_COMMIT:-$("$here/commit.sh")} PACED_TREES=${PACED_TREES:-$("$here/commit.sh" --trees)}
 export PACED_COMMIT PACED_TREES PACED_PROFILE=$profile
 # A run that fails keeps the existing rows.
@@ -66,4 +68,11 @@ rm -f "$out.json.new"
   picture { print >picture; next }
   /^\{/ { print >(to ".json.new"); next }
   { print; fflush() }'
-mv "$out.json.new" "$out.json"
+touch "$out.json"
+awk 'function field(name) { return match($0, "\"" name "\":\"[^\"]*\"") ? substr($0, RSTART, RLENGTH) : "" }
+  { plan = field("plan"); variant = field("variant") }
+  FNR == NR { replaced[variant]; of = plan; next }
+  plan == of && !(variant in replaced)' "$out.json.new" "$out.json" >"$out.json.kept"
+cat "$out.json.new" >>"$out.json.kept"
+mv "$out.json.kept" "$out.json"
+rm "$out.json.new"

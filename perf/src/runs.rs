@@ -41,7 +41,7 @@ pub struct Experiment {
     /// The clock to run on, instead of the plan's first; `lab` is for inside the VM.
     #[arg(long)]
     clock: Option<Clock>,
-    /// The file for results, as lines of JSON.
+    /// The file for results, as lines of JSON. Its results of other variants of the plan stay.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// The SVG file for a picture; each of several variants gets its own file, named after this one.
@@ -234,7 +234,32 @@ struct Line<'a, R> {
     origin: &'a Origin,
 }
 
-/// Writes rows as lines of JSON, each with the fingerprint of its variant.
+/// Where a line of results belongs.
+#[derive(PartialEq, serde::Deserialize)]
+struct Place {
+    plan: String,
+    variant: String,
+    clock: String,
+}
+
+impl Place {
+    fn of(line: &str) -> Option<Self> {
+        serde_json::from_str(line).ok()
+    }
+}
+
+/// Returns lines of results with those of a new run: other variants of their plan stay.
+fn with_other_variants(existing: &str, new: &str) -> String {
+    let places: Vec<_> = new.lines().filter_map(Place::of).collect();
+    let stays = |line: &&str| {
+        let place = Place::of(line);
+        place.is_some_and(|place| places.iter().all(|new| new.plan == place.plan && *new != place))
+    };
+    let kept: String = existing.lines().filter(stays).map(|line| format!("{line}\n")).collect();
+    kept + new
+}
+
+/// Writes rows as lines of JSON, each with the fingerprint of its variant, in place of the file's rows of these variants.
 fn write_rows<R: serde::Serialize>(
     path: &Path,
     rows: &[R],
@@ -243,7 +268,9 @@ fn write_rows<R: serde::Serialize>(
 ) -> Result<()> {
     let line = |row| Ok(serde_json::to_string(&Line { row, fingerprint: fingerprint(row)?, origin })? + "\n");
     let lines = rows.iter().map(line).collect::<Result<String>>()?;
-    fs::write(path, lines).with_context(|| format!("failed to write {}", path.display()))
+    let existing = fs::read_to_string(path).unwrap_or_default();
+    fs::write(path, with_other_variants(&existing, &lines))
+        .with_context(|| format!("failed to write {}", path.display()))
 }
 
 /// Prints the tables of a file of rows, and draws their pictures: rows of model serving, of its comparison with
@@ -326,6 +353,20 @@ mod tests {
 
     use super::*;
     use crate::papers::{Results, cell};
+
+    #[test]
+    fn a_run_of_one_variant_replaces_no_rows_of_others() {
+        let line = |plan, variant, clock, value| {
+            format!("{{\"plan\":\"{plan}\",\"variant\":\"{variant}\",\"clock\":\"{clock}\",\"value\":{value}}}\n")
+        };
+        let [one, two, in_lab] =
+            [line("p", "one", "native", 1), line("p", "two", "native", 1), line("p", "two", "lab", 1)];
+        let new = line("p", "two", "native", 2);
+        let existing = [&*one, &two, &in_lab].concat();
+        assert_eq!(with_other_variants(&existing, &new), [&*one, &in_lab, &new].concat());
+        assert_eq!(with_other_variants(&format!("{one}{}no row\n", line("q", "one", "native", 1)), &new), one + &new);
+        assert_eq!(with_other_variants("", &new), new);
+    }
 
     #[test]
     fn rows_of_simulations_name_their_variant_as_cells_do() {

@@ -15,7 +15,9 @@ const WINDOW_NS: u64 = 1_000_000;
 #[must_use]
 pub fn figures(packets: &[Packet]) -> Vec<Figure> {
     let largest = packets.iter().map(|packet| packet.frame_bytes).max().unwrap_or(0);
-    let packets: Vec<_> = packets.iter().filter(|packet| packet.frame_bytes > largest / 2).collect();
+    let mut packets: Vec<_> = packets.iter().filter(|packet| packet.frame_bytes > largest / 2).collect();
+    // Stamps are of the wall clock, which may be set back during a capture.
+    packets.sort_by_key(|packet| packet.at_ns);
     let gaps_ns: Vec<_> = packets.windows(2).map(|pair| pair[1].at_ns.saturating_sub(pair[0].at_ns)).collect();
     let all = shares(&gaps_ns);
     let late_gaps_ns = gaps_ns.get(packets.len() / 2..).unwrap_or_default();
@@ -101,6 +103,12 @@ mod tests {
 
     fn of(at_us: &[u64], metric: &str) -> f64 {
         value(&figures(&packets(at_us)), metric).unwrap()
+    }
+
+    #[test]
+    fn a_stamp_ahead_of_later_packets_takes_no_packets_into_its_millisecond() {
+        let at_us: Vec<u64> = [1_000_000].into_iter().chain((0..100).map(|packet| packet * 500)).collect();
+        assert_eq!(of(&at_us, "bytes_in_1ms_p99"), 2_000.0);
     }
 
     #[test]
