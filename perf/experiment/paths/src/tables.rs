@@ -70,7 +70,7 @@ fn goals(rows: &[Row]) -> String {
     let titles = [
         format!(
             "Stream {first}: time under mpquic-lowest-rtt as a multiple of that under paced, \"of\" the multiple of that under \
-             best-per-stream, which no placement of whole streams exceeds; in brackets, the share of {first}'s packets on the slower \
+             best-per-stream, which no placement exceeds whose requests take the path of their answer; in brackets, the share of {first}'s packets on the slower \
              path under mpquic-lowest-rtt. Bold: this share is more than {SHARES_PCT:.0} %, and paced is not {TIMES:.0} times as fast \
              (goal)."
         ),
