@@ -26,5 +26,6 @@ pub mod schedule;
 pub mod segments;
 pub mod stirred;
 pub mod stopped;
-pub mod tls;
 mod turns;
+
+pub use tls;

@@ -20,7 +20,7 @@ pub use self::{
 
 mod certificates;
 mod cipher_suites;
-pub(crate) mod client_certificates;
+pub mod client_certificates;
 mod trust;
 
 /// HTTP/3, paced's own application protocol over QUIC (RFC 9114 §3.1).

@@ -19,12 +19,14 @@ thread_local! {
 ///
 /// rustls reports only an alert to the transport. The transport works on one handshake at a time in a thread and
 /// reports its failure before it turns to another, so the certificate noted here belongs to the failure being reported.
-pub(crate) fn take_refused() -> Option<RefusedCertificate> {
+#[must_use]
+pub fn take_refused() -> Option<RefusedCertificate> {
     LAST_REFUSED.take()
 }
 
 /// Returns why a certificate was refused, as a label of a metric.
-pub(crate) fn label(reason: &Error) -> &'static str {
+#[must_use]
+pub fn label(reason: &Error) -> &'static str {
     let Error::InvalidCertificate(reason) = reason else { return "other" };
     match reason {
         CertificateError::Expired | CertificateError::ExpiredContext { .. } => "expired",
