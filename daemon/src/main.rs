@@ -222,7 +222,7 @@ mod tests {
         ] {
             assert!(page.contains(part), "{part} is missing in\n{page}");
         }
-        let exists = ["paced(8)", "paced.toml(5)", "pacectl(1)", "systemctl(1)"];
+        let exists = ["paced(8)", "paced.toml(5)", "pacectl(1)", "systemctl(1)", "nohup(1)"];
         let is_page = |word: &&str| word.len() > 3 && ["(1)", "(5)", "(7)", "(8)"].iter().any(|of| word.contains(of));
         for word in page.split_whitespace().filter(is_page) {
             assert!(exists.iter().any(|page| word.starts_with(page)), "{word}");

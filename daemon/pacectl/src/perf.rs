@@ -217,14 +217,15 @@ mod tests {
     fn a_recording_that_cannot_be_read_says_why() {
         let file = std::env::temp_dir().join(format!("pacectl-no-recording-{}", std::process::id()));
         fs::write(&file, "no recording").unwrap();
-        let outcome = Recorded(file.clone()).read(false, |_| {});
-        fs::remove_file(&file).unwrap();
-        _ = fs::remove_file(file.with_extension("said"));
-        match outcome.unwrap_err().downcast_ref::<io::Error>() {
+        let error = Recorded(file.clone()).read(false, |_| {}).unwrap_err();
+        for file in [file.with_extension("said"), file] {
+            fs::remove_file(file).unwrap();
+        }
+        match error.downcast_ref::<io::Error>() {
             // perf is not installed.
             Some(error) => assert_eq!(error.kind(), io::ErrorKind::NotFound),
             None => {
-                let said = Recorded(file).read(false, |_| {}).unwrap_err().to_string();
+                let said = error.to_string();
                 assert!(said.contains("perf script failed") && !said.ends_with("it gave no reason"), "{said}");
             }
         }

@@ -35,7 +35,7 @@ const MESSAGE_BYTES: usize = 4096 + 16;
 static FACTS: LazyLock<(Config, Facts)> = LazyLock::new(|| {
     // A device is not a folder, so even root cannot save there.
     let config = Config::from_toml("state_dir = \"/dev/null/state\"").unwrap_or_else(|errors| panic!("{errors:?}"));
-    let facts = Facts::new(&config, &[]);
+    let facts = Facts::new(&config, 1, &[]);
     (config, facts)
 });
 
