@@ -203,3 +203,40 @@ async fn a_caller_that_watches_too_much_is_refused_and_others_are_not() {
     held.pop();
     watch("a.example.org").await.unwrap();
 }
+
+#[tokio::test]
+async fn so_many_calls_work_with_policies_at_once_and_more_are_refused_also_if_their_callers_left() {
+    let (control, _wishes) = control("");
+    // If an assertion fails, this sender is dropped, and the work ends.
+    let (open, gate) = std::sync::mpsc::channel::<()>();
+    let gate = Arc::new(parking_lot::Mutex::new(gate));
+    for _ in 0..POLICY_CALLS {
+        let gate = gate.clone();
+        let work = control.work(move |_| {
+            _ = gate.lock().recv();
+            Ok(())
+        });
+        assert!(work.now_or_never().is_none());
+    }
+    let root = ROOT();
+    let submit = || control.set_policy(&root, Submission { text: ONE.into(), ..Submission::default() });
+    assert!(matches!(submit().await, Err(Error::Busy)));
+    drop(open);
+    drop(control.policy_calls.acquire_many(POLICY_CALLS as u32).await.unwrap());
+    assert_eq!(submit().await.unwrap().revision.number, 2);
+}
+
+#[tokio::test]
+async fn a_slow_subscriber_loses_the_oldest_events_and_learns_how_many() {
+    let (control, _wishes) = control("");
+    let mut events = control.events(&[], None);
+    for number in 0..events::QUEUE + 3 {
+        control.tell("policy", number.to_string());
+    }
+    assert!(matches!(events.next().await, Some(Happening::Lost(3))));
+    for number in 3..events::QUEUE + 3 {
+        let found = events.next().await;
+        assert!(matches!(&found, Some(Happening::Event(event)) if event.message == number.to_string()), "{found:?}");
+    }
+    assert!(events.next().now_or_never().is_none());
+}

@@ -26,6 +26,7 @@ async fn a_relay_that_allows_few_tunnels_answers_new_senders_for_ever() {
     let edge = Edge::start(&relay, TunnelMode::Auto, PATIENCE).await;
     ask(&edge, 100).await;
     assert!(edge.counters.limit_refusals.get() > 0 && edge.counters.sources_evicted.get() > 0);
+    assert!(edge.counters.place_waits.get() > 0, "more senders than the eight places that are left have to wait");
     assert_eq!((edge.counters.tunnels_refused.get(), edge.counters.tunnels_crowded_out.get()), (0, 0));
 }
 

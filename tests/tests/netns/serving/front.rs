@@ -136,6 +136,25 @@ fn clients_that_greet_the_gateway_and_stay_silent_keep_no_other_client_out() {
 }
 
 #[test]
+fn a_client_of_the_gateway_waits_while_known_ones_have_all_connections_and_that_is_counted() {
+    lab::ring!(Netns);
+    let (desk, key) = with_listener("max_connections = 2", "");
+    let known = [(); 2].map(|()| {
+        let mut client = greet(&desk);
+        assert_eq!(ask_on(&mut client, &key), "http/1.1 200 ok\r\n");
+        client
+    });
+    let options = ["-H", &key, "--json", &chat("large", "x", true)];
+    let mut next = KilledOnDrop::start(&mut curl(&desk, &options)).unwrap();
+    let waits = |counts: &Counts| counts.of("gateway_connections_full_total") > 0;
+    desk.site.wait_for_counts("the next client to wait", waits).unwrap();
+    assert!(next.try_wait().unwrap().is_none());
+    drop(known);
+    let said = String::from_utf8(next.wait_with_output().unwrap().stdout).unwrap();
+    assert!(tokens(&said).1, "{said}");
+}
+
+#[test]
 fn an_ending_gateway_finishes_its_answers_and_accepts_no_client() {
     lab::ring!(Netns);
     let (mut desk, key) = with_front("");
@@ -143,7 +162,7 @@ fn an_ending_gateway_finishes_its_answers_and_accepts_no_client() {
     for version in ["--http1.1", "--http2"] {
         let asked = desk.large[0].counts()[0];
         desk.large[0].slow_down(1_000);
-        let mut began = curl(&desk, &[version, "-H", &key, "--json", &slow]).spawn().unwrap();
+        let mut began = KilledOnDrop::start(&mut curl(&desk, &[version, "-H", &key, "--json", &slow])).unwrap();
         wait_for("the engine to be asked", SOON, || (desk.large[0].counts()[0] > asked).then_some(())).unwrap();
         desk.site.signal(libc::SIGTERM).unwrap();
         let connect = || desk.site.chain.client.run(|| TcpStream::connect("10.0.1.2:8443")).unwrap();
@@ -169,7 +188,7 @@ fn a_reload_that_changes_or_removes_a_listener_lets_its_answers_end() {
     let slow = json!({ "model": "large", "prompt": "x", "max_tokens": 30, "stream": true }).to_string();
     let begin = || {
         let asked = desk.large[0].counts()[0];
-        let answer = curl(&desk, &["-H", &key, "--json", &slow]).spawn().unwrap();
+        let answer = KilledOnDrop::start(&mut curl(&desk, &["-H", &key, "--json", &slow])).unwrap();
         wait_for("the engine to be asked", SOON, || (desk.large[0].counts()[0] > asked).then_some(())).unwrap();
         answer
     };
