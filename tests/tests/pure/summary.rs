@@ -7,6 +7,8 @@ use std::{
     process::{Command, Stdio},
 };
 
+use lab::site::Folder;
+
 /// Returns whether a run with this log succeeds, and the last line of its summary.
 fn summary(log: &str) -> (bool, String) {
     let mut command = Command::new("awk");
@@ -24,6 +26,37 @@ fn tests_of_all_executables_are_added_up() {
                === unasked two\nskipped: b: the vm ring was not requested\n=== ended 0\n\
                === the pure ring took 1 s\n";
     assert_eq!(summary(log), (true, "1 passed, 0 failed, 1 skipped".to_owned()));
+}
+
+/// The log of a ring of a build of which cargo says this.
+fn log_of(ring: &str, artifacts: &str) -> String {
+    let folder = Folder::new(&format!("paced-{}-0-run-{}", std::process::id(), artifacts.len())).unwrap();
+    folder.write("artifacts.json", artifacts).unwrap();
+    let functions = r#"eval "$(sed -n '/^executables() /,/^}/p; /^ended() /p; /^run_natively() /,/^}/p' "$1")""#;
+    let script = format!("set -euo pipefail; limit_s=10; {functions}; run_natively \"$2\" env");
+    let mut bash = Command::new("bash");
+    bash.args(["-c", &script, "bash", concat!(env!("CARGO_MANIFEST_DIR"), "/run"), ring]);
+    let path = folder.path();
+    let output = bash.env("CARGO_TARGET_DIR", path).env("TMPDIR", path).env("LC_ALL", "C").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn a_ring_without_executables_fails_the_run() {
+    let artifact = |name: &str| {
+        let target = serde_json::json!({ "kind": ["test"], "name": name });
+        let artifact = serde_json::json!({
+            "reason": "compiler-artifact", "profile": { "test": true }, "executable": "/bin/true",
+            "manifest_path": concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"), "target": target,
+        });
+        format!("{artifact}\n")
+    };
+    assert_eq!(log_of("netns", &artifact("netns_control")), "=== netns netns_control\n=== ended 0\n");
+    for artifacts in [String::new(), artifact("pure"), artifact("netns") + "cut o"] {
+        let log = log_of("netns", &artifacts);
+        assert_eq!(summary(&log), (false, "0 passed, 1 failed, 0 skipped".to_owned()), "{log}");
+    }
 }
 
 #[test]
