@@ -6,6 +6,7 @@ mod cancellation;
 mod dispatch;
 mod documents;
 mod edt_pace;
+mod guests;
 mod install;
 mod names;
 mod pumps;
