@@ -7,7 +7,7 @@ use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
     net::{TcpListener, TcpStream},
     path::PathBuf,
-    process::{Child, Stdio},
+    process::Stdio,
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -17,7 +17,7 @@ use std::{
 };
 
 use crate::{
-    process::{Process, wait_for},
+    process::{KilledOnDrop, Process, wait_for},
     site::{Family, SOON, Site},
 };
 
@@ -155,7 +155,7 @@ fn answer(mut stream: &TcpStream, service: &Service) -> Option<()> {
 
 /// A curl at the client that downloads the file.
 pub struct Curl {
-    child: Child,
+    child: KilledOnDrop,
     file: PathBuf,
 }
 
@@ -167,7 +167,7 @@ impl Curl {
         command.args(["--silent", "--show-error", "--max-time", "120", "--proxy", &format!("http://{PROXY}")]);
         command.args(["--no-buffer", "--output"]).arg(&file).args(options);
         command.arg(format!("http://{}/file", site.target(Family::V4, 80)));
-        Self { child: command.stderr(Stdio::piped()).spawn().unwrap(), file }
+        Self { child: KilledOnDrop::start(command.stderr(Stdio::piped())).unwrap(), file }
     }
 
     /// Waits until so many bytes have arrived.

@@ -2,7 +2,7 @@
 
 use std::{
     ops::Range,
-    process::{Child, Stdio},
+    process::Stdio,
     time::{Duration, Instant},
 };
 
@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
 use crate::{
-    process::{Process, send_signal},
+    process::{KilledOnDrop, Process, send_signal},
     report::Figure,
     site::{SOON, Site},
 };
@@ -20,7 +20,7 @@ const STOPPED: &str = "interrupt - the client has terminated";
 
 /// A run of iperf3, whose server sends from the target to the client.
 pub struct Load {
-    client: Child,
+    client: KilledOnDrop,
     begun: Instant,
     _server: Process,
 }
@@ -53,7 +53,7 @@ impl Load {
         let mut client = site.chain.client.command("iperf3")?;
         client.args(["-c", "127.0.0.1", "-p", &port, "-R", "-J", "-i", "0.1", "-b", rate, "-l", "1000"]);
         client.args(["-t", &seconds.to_string()]).args(options);
-        let client = client.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        let client = KilledOnDrop::start(client.stdout(Stdio::piped()).stderr(Stdio::piped()))?;
         server.wait_for_line("Accepted connection", SOON)?;
         Ok(Self { client, begun: Instant::now(), _server: server })
     }

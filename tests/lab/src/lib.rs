@@ -26,6 +26,7 @@ pub mod report;
 pub mod simulation;
 pub mod site;
 pub mod stack_counters;
+pub mod stalls;
 pub mod streams;
 pub mod uplinks;
 

@@ -36,6 +36,21 @@ use crate::{
 const FOLDER: &str = "/run/netns";
 const PREFIX: &str = "paced-";
 
+/// The kernel's defaults, of which a new namespace may have the host's values instead: always for IPv4, and with
+/// `net.core.devconf_inherit_init_net = 1` for IPv6. The first key comes first, because a change of it changes redirects, too.
+const DEFAULTS: [(&str, &str); 10] = [
+    ("net.ipv4.ip_forward", "0"),
+    ("net.ipv4.conf.all.accept_redirects", "1"),
+    ("net.ipv4.conf.default.accept_redirects", "1"),
+    ("net.ipv4.conf.all.rp_filter", "0"),
+    ("net.ipv4.conf.default.rp_filter", "0"),
+    ("net.ipv4.conf.lo.rp_filter", "0"),
+    ("net.ipv6.conf.all.forwarding", "0"),
+    ("net.ipv6.conf.all.disable_ipv6", "0"),
+    ("net.ipv6.conf.default.disable_ipv6", "0"),
+    ("net.ipv6.conf.default.accept_ra", "1"),
+];
+
 /// One network namespace with its loopback device up; removed when dropped.
 #[derive(Debug)]
 pub struct Namespace {
@@ -54,7 +69,13 @@ impl Namespace {
     pub fn new(role: &str) -> Result<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         static SWEEP: Once = Once::new();
-        SWEEP.call_once(remove_leftovers);
+        SWEEP.call_once(|| {
+            remove_leftovers();
+            // This process has none yet: these are of an earlier one with its ID.
+            leftovers(Path::new(FOLDER), |maker| maker == std::process::id())
+                .iter()
+                .for_each(|name| _ = remove_leftover(name));
+        });
 
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("{PREFIX}{}-{count}-{role}", std::process::id());
@@ -63,6 +84,9 @@ impl Namespace {
         let namespace = Namespace { name, role: role.to_owned(), handle, resolv_conf: None };
         // Duplicate address detection would make the first second of every IPv6 test nondeterministic.
         namespace.sysctl("net.ipv6.conf.default.accept_dad", "0")?;
+        for (key, value) in DEFAULTS {
+            namespace.sysctl(key, value)?;
+        }
         namespace.ip("link set lo up")?;
         Ok(namespace)
     }
@@ -395,20 +419,21 @@ impl Chain {
 ///
 /// Called by the first [`Namespace::new`] of every process; what cannot be removed stays.
 pub fn remove_leftovers() {
-    for name in leftovers(Path::new(FOLDER)) {
+    let is_dead = |maker: u32| !Path::new("/proc").join(maker.to_string()).exists();
+    for name in leftovers(Path::new(FOLDER), is_dead) {
         let _ = remove_leftover(&name);
     }
     let files = std::env::temp_dir();
-    for path in leftovers(&files).into_iter().map(|name| files.join(name)) {
+    for path in leftovers(&files, is_dead).into_iter().map(|name| files.join(name)) {
         let _ = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
     }
 }
 
-/// The names in a folder that begin like the name of a namespace of a process that no longer lives.
-fn leftovers(folder: &Path) -> Vec<String> {
+/// The names in a folder that begin like the name of a namespace of such a process.
+fn leftovers(folder: &Path, of: impl Fn(u32) -> bool) -> Vec<String> {
     let is_left = |name: &String| {
-        let maker = name.strip_prefix(PREFIX).and_then(|rest| rest.split_once('-')?.0.parse::<u32>().ok());
-        maker.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists())
+        let maker = name.strip_prefix(PREFIX).and_then(|rest| rest.split_once('-')?.0.parse().ok());
+        maker.is_some_and(&of)
     };
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().into_string().ok()).filter(is_left).collect()

@@ -1,8 +1,9 @@
 //! A child process whose output is kept, and which does not outlive its handle.
 
 use std::{
-    io::{BufRead as _, BufReader, Read, Write as _},
-    path::PathBuf,
+    collections::HashMap,
+    io::{self, BufRead as _, BufReader, Read, Write as _},
+    ops::{Deref, DerefMut},
     process::{Child, Command, ExitStatus, Output, Stdio},
     sync::{
         Arc,
@@ -113,7 +114,8 @@ impl CpuTime {
     }
 }
 
-/// How long processes and this thread have waited for a CPU since a moment. On a busy machine, this tells a late program from a slow one.
+/// How long processes and this thread have waited for a CPU since a moment, in all. On a busy machine, this tells a late program from a slow
+/// one, but short waits add up: where only a long one excuses a program, use [`CpuStalls`](crate::stalls::CpuStalls).
 #[derive(Debug)]
 pub struct CpuWait {
     pids: Vec<u32>,
@@ -136,22 +138,31 @@ impl CpuWait {
     /// # Errors
     /// When a process has ended.
     pub fn so_far(&self) -> Result<Duration> {
-        let mut files = vec![PathBuf::from("/proc/thread-self/schedstat")];
+        let mut sum = waited(&std::fs::read_to_string("/proc/thread-self/schedstat")?)?;
         for pid in &self.pids {
-            for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
-                files.push(task?.path().join("schedstat"));
-            }
-        }
-        let mut sum = Duration::ZERO;
-        for file in files {
-            // A thread may have ended meanwhile.
-            let Ok(text) = std::fs::read_to_string(file) else { continue };
-            // The time on a CPU, the time in a queue for one, and the number of turns (Documentation/scheduler/sched-stats.rst).
-            let waited = text.split_whitespace().nth(1).context("too few fields in schedstat")?;
-            sum += Duration::from_nanos(waited.parse()?);
+            sum += waits_for_cpu(*pid)?.values().sum::<Duration>();
         }
         Ok(sum.saturating_sub(self.before))
     }
+}
+
+/// Returns how long each thread of a process has waited for a CPU, by its ID.
+pub(crate) fn waits_for_cpu(pid: u32) -> Result<HashMap<u32, Duration>> {
+    let mut waits = HashMap::new();
+    for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+        let task = task?;
+        // A thread may have ended meanwhile.
+        let Ok(text) = std::fs::read_to_string(task.path().join("schedstat")) else { continue };
+        waits.insert(task.file_name().to_string_lossy().parse()?, waited(&text)?);
+    }
+    Ok(waits)
+}
+
+/// Reads a thread's `schedstat`: its time on a CPU, its time in a queue for one, and the number of its turns
+/// (Documentation/scheduler/sched-stats.rst).
+fn waited(schedstat: &str) -> Result<Duration> {
+    let waited = schedstat.split_whitespace().nth(1).context("too few fields in schedstat")?;
+    Ok(Duration::from_nanos(waited.parse()?))
 }
 
 /// Sets a flag when dropped, also by a panic, so that threads which run until the flag is set end with a test that fails.
@@ -160,6 +171,53 @@ pub struct SetOnDrop<'a>(pub &'a AtomicBool);
 impl Drop for SetOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A child process that does not outlive its handle. Its pipes are left to the caller, unlike those of a [`Process`].
+#[derive(Debug)]
+pub struct KilledOnDrop(Child);
+
+impl KilledOnDrop {
+    /// Starts a program.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn start(command: &mut Command) -> Result<Self> {
+        Ok(Self(command.spawn().with_context(|| format!("{command:?}"))?))
+    }
+
+    /// Waits for its end; returns what it printed to the pipes that it was given and nobody has taken.
+    ///
+    /// # Errors
+    /// When the kernel returns an error.
+    pub fn wait_with_output(mut self) -> io::Result<Output> {
+        let stderr = self.0.stderr.take().map(|stderr| thread::spawn(|| read(stderr)));
+        let stdout = self.0.stdout.take().map_or_else(Vec::new, read);
+        let stderr = stderr.and_then(|reader| reader.join().ok()).unwrap_or_default();
+        Ok(Output { status: self.0.wait()?, stdout, stderr })
+    }
+}
+
+impl Deref for KilledOnDrop {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        &self.0
+    }
+}
+
+impl DerefMut for KilledOnDrop {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.0
+    }
+}
+
+impl Drop for KilledOnDrop {
+    fn drop(&mut self) {
+        // Both fail only if the process has already ended.
+        _ = self.0.kill();
+        _ = self.0.wait();
     }
 }
 

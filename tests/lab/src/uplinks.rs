@@ -2,7 +2,12 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "called by tests, and fails them")]
 
-use std::{net::UdpSocket, path::PathBuf, time::Duration};
+use std::{
+    fmt::Debug,
+    net::UdpSocket,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
 
 use serde_json::Value;
 
@@ -10,9 +15,10 @@ use crate::{
     application::{application, assert_carries, echoes},
     flow::watch,
     netns::{Chain, End, Link, Namespace},
-    process::{CpuWait, Process, wait_for},
+    process::{Process, wait_for},
     report,
     site::{Counts, Family, SOON, Site, Terms},
+    stalls::CpuStalls,
 };
 
 /// The address of the forward of an edge that [`edge`] started.
@@ -164,18 +170,31 @@ impl Uplinks {
 }
 
 /// The shortest wait for a CPU that can make a relay look silent: after this time and three round trips, a path is silent.
-pub const SILENT_AFTER: Duration = Duration::from_millis(75);
+const SILENT_AFTER: Duration = Duration::from_millis(75);
+
+/// The time within which such waits, first of the edge and then of the relay, count as one.
+const TOGETHER: Duration = Duration::from_millis(100);
+
+/// Returns for how long at once the edge and its relays waited for a CPU, and whether that can make a path look silent.
+fn stalled(stalls: &CpuStalls) -> (bool, Duration) {
+    let stalled = stalls.most_within(TOGETHER);
+    (stalled >= SILENT_AFTER, stalled)
+}
+
+/// Asserts a consequence of which paths are silent. It may be otherwise if a path may have looked silent, and its tunnels have moved, because the
+/// edge or a relay stalled.
+pub fn assert_unless_stalled(is: bool, what: &dyn Debug, stalls: &CpuStalls, edge: &Process) {
+    let (is_excused, stalled) = stalled(stalls);
+    assert!(is || is_excused, "{what:?}; a stall of {stalled:?}; the edge said:\n{}", edge.output());
+}
 
 /// Whether a path has looked silent to the edge with these metrics, although nothing was cut. That may only happen if a relay or the edge
-/// waited for a CPU for as long.
-pub fn has_looked_silent(site: &Site, wait: &CpuWait) -> bool {
+/// stalled for as long.
+pub fn has_looked_silent(site: &Site, stalls: &CpuStalls) -> bool {
     let counts = Counts::read(&site.chain.client, METRICS).unwrap();
     let is_so = counts.of("edge_paths_silent_total") > 0;
-    let waited = wait.so_far().unwrap();
-    assert!(
-        !is_so || waited >= SILENT_AFTER,
-        "a path looked silent, and only {waited:?} were spent waiting for a CPU: {counts:?}"
-    );
+    let (is_excused, stalled) = stalled(stalls);
+    assert!(!is_so || is_excused, "a path looked silent, and the longest stall took only {stalled:?}: {counts:?}");
     is_so
 }
 
@@ -183,12 +202,12 @@ pub fn has_looked_silent(site: &Site, wait: &CpuWait) -> bool {
 pub fn spread(site: &Site, start: impl Fn() -> Process) -> (Process, Vec<UdpSocket>) {
     for _ in 0..5 {
         let edge = start();
-        let wait = CpuWait::begin(&[site.relay.id(), edge.id()]).unwrap();
+        let stalls = CpuStalls::watch(&[site.relay.id(), edge.id()]).unwrap();
         wait_until_up(site);
         let sockets: Vec<_> = (0..6).map(|_| application(site, LISTEN)).collect();
         sockets.iter().for_each(|socket| assert_carries(site, socket, 600));
         let tunnels: Vec<_> = paths(site).into_iter().map(|(_, tunnels)| tunnels).collect();
-        if !has_looked_silent(site, &wait) {
+        if !has_looked_silent(site, &stalls) {
             assert_eq!(tunnels, [3, 3], "the paths take turns; the edge said:\n{}", edge.output());
             return (edge, sockets);
         }
@@ -271,11 +290,20 @@ pub fn wait_until_up(site: &Site) {
 }
 
 /// Calls `change` while the sockets' payloads go to an echo and back, prints what that cost as the figure of `event`
-/// and `traffic`, and asserts that no socket is without an echo for a second and a half.
-pub fn assert_short_gap(event: &str, traffic: &str, sockets: &[UdpSocket], edge: &Process, change: impl FnOnce()) {
+/// and `traffic`, and asserts that no socket is without an echo for a second and a half and the time for which the edge and its relays stall.
+pub fn assert_short_gap(
+    event: &str,
+    traffic: &str,
+    sockets: &[UdpSocket],
+    (edge, stalls): (&Process, &CpuStalls),
+    change: impl FnOnce(),
+) {
+    let begun = Instant::now();
     let figure = watch(sockets, WATCHED, change).unwrap();
     report::figure(event, traffic, figure);
-    assert!(figure.gap < GAP, "{event}: {traffic}: {figure}; the edge said:\n{}", edge.output());
+    let stalled = stalls.most_since(begun, figure.gap);
+    let said = || format!("{event}: {traffic}: {figure}, {stalled:?} of stalls; the edge said:\n{}", edge.output());
+    assert!(figure.gap < GAP + stalled, "{}", said());
 }
 
 /// Asserts that each socket's tunnel carries, that the edge with these metrics moved tunnels this number of times, and that no tunnel was

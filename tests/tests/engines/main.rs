@@ -4,13 +4,14 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers fail a test in the same way as the test itself")]
 
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use lab::{
     engine::{Engine, Speed},
     llama::LlamaServer,
     models::{Models, SERVE},
     netns::Chain,
+    process::KilledOnDrop,
     site::Counts,
 };
 use serde_json::{Value, json};
@@ -84,8 +85,8 @@ impl Desk {
     }
 
     /// Asks without waiting for the answer.
-    fn begin(&self, path: &str, body: &Value) -> Child {
-        self.curl(path, body).stdout(Stdio::piped()).spawn().unwrap()
+    fn begin(&self, path: &str, body: &Value) -> KilledOnDrop {
+        KilledOnDrop::start(self.curl(path, body).stdout(Stdio::piped())).unwrap()
     }
 }
 

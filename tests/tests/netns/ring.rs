@@ -11,7 +11,7 @@ use std::{
 use lab::{
     capture::Capture,
     netns::{Chain, Namespace, remove_leftovers},
-    process::wait_for,
+    process::{KilledOnDrop, wait_for},
     site::Folder,
 };
 use rustix::net::sockopt::{Ipv4PathMtuDiscovery, set_ip_mtu_discover};
@@ -101,6 +101,17 @@ fn a_token_bucket_holds_a_link_to_its_rate() {
 }
 
 #[test]
+fn a_namespace_and_its_devices_have_no_settings_of_the_host_for_routes() {
+    lab::ring!(Netns);
+    let chain = Chain::new().unwrap();
+    let said = chain.relay.run(|| {
+        ["ip_forward", "conf/all/rp_filter", "conf/client/rp_filter", "conf/client/accept_redirects"]
+            .map(|key| fs::read_to_string(Path::new("/proc/sys/net/ipv4").join(key)).unwrap().trim().to_owned())
+    });
+    assert_eq!(said.unwrap(), ["0", "0", "0", "1"]);
+}
+
+#[test]
 fn a_dropped_namespace_is_gone_with_its_devices() {
     lab::ring!(Netns);
     let chain = Chain::new().unwrap();
@@ -114,6 +125,8 @@ fn a_dropped_namespace_is_gone_with_its_devices() {
 #[test]
 fn leftovers_of_a_dead_run_are_removed_with_what_runs_in_them() {
     lab::ring!(Netns);
+    // This process removes leftovers with its first namespace, and not in the middle of this test.
+    let _first = Namespace::new("client").unwrap();
     // After the wait, no process has this pid.
     let mut dead = Command::new("true").spawn().unwrap();
     dead.wait().unwrap();
@@ -124,7 +137,7 @@ fn leftovers_of_a_dead_run_are_removed_with_what_runs_in_them() {
     let (file, living) = (left.with_extension("resolv.conf"), living.unwrap());
     fs::write(&file, "").unwrap();
     assert!(Command::new("ip").args(["netns", "add", &name]).status().unwrap().success());
-    let mut orphan = Command::new("ip").args(["netns", "exec", &name, "sleep", "1000"]).spawn().unwrap();
+    let mut orphan = KilledOnDrop::start(Command::new("ip").args(["netns", "exec", &name, "sleep", "1000"])).unwrap();
     wait_for("a process in the namespace", SOON, || {
         let pids = Command::new("ip").args(["netns", "pids", &name]).output().unwrap().stdout;
         String::from_utf8(pids).unwrap().contains(&orphan.id().to_string()).then_some(())
@@ -133,7 +146,15 @@ fn leftovers_of_a_dead_run_are_removed_with_what_runs_in_them() {
     remove_leftovers();
     assert!(!Path::new("/run/netns").join(&name).exists());
     assert!(!left.exists() && !file.exists() && living.path().exists());
-    assert!(!orphan.wait().unwrap().success());
+    let ended = wait_for("the end of the process", SOON, || orphan.try_wait().unwrap());
+    assert!(!ended.unwrap().success());
+
+    // The dead run may have had the process ID of this one: the shell becomes a test that makes a namespace of this name.
+    let script =
+        "ip netns add paced-$$-0-client && exec \"$0\" --exact ring::a_dropped_namespace_is_gone_with_its_devices";
+    let output = Command::new("sh").args(["-c", script]).arg(std::env::current_exe().unwrap()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
 }
 
 #[test]
@@ -143,6 +164,11 @@ fn a_program_ends_with_its_handle() {
     let process = namespace.start("sh", ["-c", "readlink /proc/self/ns/net; exec sleep 1000"]).unwrap();
     let inode = process.wait_for_line("net:", SOON).unwrap();
     assert_ne!(Path::new(&inode), fs::read_link("/proc/self/ns/net").unwrap(), "the process runs in its own namespace");
+    let folder = Path::new("/proc").join(process.id().to_string());
+    assert!(folder.exists());
+    drop(process);
+    assert!(!folder.exists());
+    let process = KilledOnDrop::start(namespace.command("sleep").unwrap().arg("1000")).unwrap();
     let folder = Path::new("/proc").join(process.id().to_string());
     assert!(folder.exists());
     drop(process);

@@ -5,7 +5,7 @@
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
     net::TcpStream,
-    process::{Child, Stdio},
+    process::Stdio,
     time::Duration,
 };
 
@@ -29,7 +29,7 @@ use api::token::generate_token;
 use config::hash::hex;
 use lab::{
     engine::{Engine, Speed},
-    process::{Process, wait_for},
+    process::{KilledOnDrop, Process, wait_for},
     site::{Counts, SOON, Site, Terms},
 };
 use serde_json::{Value, json};
@@ -117,15 +117,15 @@ impl Desk {
     }
 
     /// Asks for a chat without waiting for the answer.
-    fn begin_chat(&self, body: &str) -> Child {
+    fn begin_chat(&self, body: &str) -> KilledOnDrop {
         self.begin(&["--json", body])
     }
 
     /// The same, with other options.
-    fn begin(&self, options: &[&str]) -> Child {
+    fn begin(&self, options: &[&str]) -> KilledOnDrop {
         let mut curl = self.site.chain.client.command("curl").unwrap();
         curl.args(["-sS", "-N", &format!("{SERVE}/v1/chat/completions")]).args(options).stdout(Stdio::piped());
-        curl.spawn().unwrap()
+        KilledOnDrop::start(&mut curl).unwrap()
     }
 
     /// Waits until the first large engine works on a request whose body contains `part`.

@@ -10,7 +10,7 @@ use lab::{
     application::{application, assert_carries},
     engine::{Engine, Speed},
     flow::{Flow, OFTEN, watch},
-    process::{Process, wait_for},
+    process::{KilledOnDrop, Process, wait_for},
     site::{SOON, Site},
     uplinks::{ROUND_ROBIN, Uplinks, wait_until_up},
 };
@@ -42,7 +42,7 @@ fn paths_are_shown_each_second_with_what_is_on_them_until_the_reader_has_gone() 
             let mut curl = site.chain.client.command("curl").unwrap();
             let body = r#"{"model":"large","messages":[{"role":"user","content":"x"}],"stream":true}"#;
             curl.args(["-sS", "-N", "http://127.0.0.1:8100/v1/chat/completions", "--json", body]);
-            curl.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+            KilledOnDrop::start(curl.stdout(Stdio::null()).stderr(Stdio::null())).unwrap()
         })
         .collect();
     wait_for("the engine to think", SOON, || (engine.counts()[0] == 2).then_some(())).unwrap();
@@ -79,7 +79,7 @@ fn paths_are_shown_each_second_with_what_is_on_them_until_the_reader_has_gone() 
     for arguments in [&["paths", "--watch"][..], &["--json", "paths", "--watch"]] {
         let mut command = site.chain.client.command(lab::program("pacectl").unwrap()).unwrap();
         command.arg("--socket").arg(site.path("edge.sock")).args(arguments);
-        let mut watch = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut watch = KilledOnDrop::start(command.stdout(Stdio::piped()).stderr(Stdio::piped())).unwrap();
         let mut line = String::new();
         BufReader::new(watch.stdout.take().unwrap()).read_line(&mut line).unwrap();
         assert!(line.starts_with("path ") || line.starts_with("{\"paths\":["), "{line}");

@@ -8,7 +8,7 @@ use std::{
 
 use lab::{
     authority::Authority,
-    process::{self, wait_for},
+    process::{self, KilledOnDrop, wait_for},
     site::{FOLDER, Family, SOON, Site, Terms},
 };
 use serde_json::Value;
@@ -137,7 +137,7 @@ fn a_revoked_certificate_admits_no_caller_after_the_next_reload() {
     assert_eq!([code("one"), code("other")], [Some(0); 2]);
     let mut watch = command(&site, "other", "authority.pem");
     watch.args(["events", "--json"]).stderr(Stdio::piped());
-    let mut watching = watch.spawn().unwrap();
+    let mut watching = KilledOnDrop::start(&mut watch).unwrap();
     let completed = "control_handshakes_total{result=\"completed\"}";
     site.wait_for_counts("the caller to connect", |counts| counts.of(completed) == 3).unwrap();
     site.write("revoked.pem", &site.authority.revoke(&[&issued[1]]).unwrap()).unwrap();

@@ -4,7 +4,8 @@ use lab::{
     application::assert_carries,
     process::wait_for,
     site::{Family, SOON},
-    uplinks::{PAYLOADS, ROUND_ROBIN, Uplinks, assert_short_gap, edge, paths, spread, states},
+    stalls::CpuStalls,
+    uplinks::{PAYLOADS, ROUND_ROBIN, Uplinks, assert_short_gap, assert_unless_stalled, edge, paths, spread, states},
 };
 
 /// The addresses of the client's two uplinks, which are on the devices "relay" and "router".
@@ -42,18 +43,20 @@ fn addresses_choose_uplinks_where_routing_rules_lead_them_there_and_the_edge_say
     assert!(left_by_second(&uplinks) >= before + 150, "the second uplink carried its tunnels' packets");
     assert!(!edge.output().contains("leave by the device"), "{}", edge.output());
 
-    assert_short_gap("a link of two is cut in silence, by address", PAYLOADS, &sockets, &edge, || uplinks.cut(true));
+    let stalls = CpuStalls::watch(&[site.relay.id(), edge.id()]).unwrap();
+    let (of, cut) = ((&edge, &stalls), || uplinks.cut(true));
+    assert_short_gap("a link of two is cut in silence, by address", PAYLOADS, &sockets, of, cut);
     let found = paths(site);
-    assert!(found[0] == ("up".into(), 6) && found[1].0 != "up", "{found:?}\n{}", edge.output());
+    assert_unless_stalled(found[0] == ("up".into(), 6) && found[1].0 != "up", &found, &stalls, &edge);
     uplinks.cut(false);
     wait_for("the path is trusted again", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
 
     // The address of the path on which all tunnels are goes away, and comes back.
-    assert_short_gap("the address of a path goes away", PAYLOADS, &sockets, &edge, || {
+    assert_short_gap("the address of a path goes away", PAYLOADS, &sockets, of, || {
         client.ip("address del 10.0.1.1/24 dev relay").unwrap();
     });
     let found = paths(site);
-    assert!(found[0].0 != "up" && found[1] == ("up".into(), 6), "{found:?}\n{}", edge.output());
+    assert_unless_stalled(found[0].0 != "up" && found[1] == ("up".into(), 6), &found, &stalls, &edge);
     client.ip("address add 10.0.1.1/24 dev relay\nroute replace 10.0.1.2/32 dev relay metric 10").unwrap();
     wait_for("the address is used again", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
     sockets.iter().for_each(|socket| assert_carries(site, socket, 600));

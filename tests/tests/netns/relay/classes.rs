@@ -3,7 +3,8 @@
 
 use std::{
     collections::HashMap,
-    net::UdpSocket,
+    io::{Read as _, Write as _},
+    net::{TcpListener, UdpSocket},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -16,10 +17,14 @@ use config::hash::hex;
 use lab::{
     application::{application, assert_carries},
     client::{Client, Tunnel},
-    process::{CpuWait, Held, Process},
+    process::{CpuWait, Held, Process, SetOnDrop},
     site::{Family, Site, Terms},
 };
-use masque::{h3::Code, priority::Priority, tunnel::Form};
+use masque::{
+    h3::{Code, data_frame},
+    priority::Priority,
+    tunnel::Form,
+};
 
 /// Classes for bulk and for urgent traffic, by the target's port.
 const POLICY: &str = r#"
@@ -116,6 +121,7 @@ fn the_urgent_class_meets_its_deadline_beside_a_flood_and_the_flood_gets_the_res
             end.segment().unwrap();
         }
         let (stop, came_back) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let _stopped = SetOnDrop(&stop);
         flood(&site, 60, &stop, &came_back);
         std::thread::sleep(Duration::from_secs(2));
         urgent.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
@@ -137,7 +143,6 @@ fn the_urgent_class_meets_its_deadline_beside_a_flood_and_the_flood_gets_the_res
         };
         let is_good = (0..4).find_map(round).expect("one of four rounds is not spoilt");
         assert!(is_good, "the edge said:\n{}", edge.output());
-        stop.store(true, Relaxed);
         let counts = site.counts().unwrap();
         assert!(counts.of("class_payloads_total{class=\"urgent\",role=\"relay\"}") >= 11 * i64::from(parts));
     }
@@ -209,6 +214,30 @@ fn a_rate_cap_holds_in_both_directions() {
         assert!((bytes as i64..=most).contains(&up), "{up} bytes of at most {most} went to the target");
     })
     .unwrap();
+}
+
+#[test]
+fn a_tcp_tunnel_that_the_relays_schedule_resets_is_late_and_not_ended_by_its_client() {
+    lab::ring!(Netns);
+    const HARD: &str = "[schedule]\ndiscipline = \"edf\"\nexpiry = \"hard\"\n[class.default]\ndeadline_ms = 300\n";
+    let site = Site::new(Terms { sections: HARD, ..Terms::default() }).unwrap();
+    let listener = site.chain.target.run(|| TcpListener::bind("0.0.0.0:443").unwrap()).unwrap();
+    std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        _ = stream.read(&mut [0]);
+        while stream.write_all(&[7; 16_384]).is_ok() {}
+    });
+    site.client(async || {
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        let target = lab::client::target_of(site.target(Family::V4, 443));
+        let mut request = client.relay.open_tcp(&target, None).await.unwrap();
+        site.chain.access.far.set_qdisc("tbf rate 300kbit burst 4kb latency 100ms").unwrap();
+        site.chain.access.far.segment().unwrap();
+        request.send.send(data_frame(b"?")).await.unwrap();
+        site.counted("the tunnel to end", |counts| counts.closed("late") == 1).await.unwrap();
+    })
+    .unwrap();
+    assert_eq!(site.counts().unwrap().closed("client"), 0);
 }
 
 #[test]

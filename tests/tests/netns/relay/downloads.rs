@@ -13,6 +13,9 @@ const BYTES: usize = 12 << 20;
 /// The qdisc of uplinks toward the client.
 const RATE: &str = "tbf rate 40mbit burst 64kb limit 256kb";
 
+/// The same, with which a download takes some five seconds more.
+const SLOW_RATE: &str = "tbf rate 8mbit burst 64kb limit 256kb";
+
 /// Starts an edge with both uplinks, and a proxy with these keys.
 fn proxy(uplinks: &Uplinks, keys: &str) -> Process {
     let (site, relay) = (&uplinks.site, format!("\"{}\"", uplinks.site.template(Family::V4)));
@@ -30,9 +33,13 @@ fn proxy(uplinks: &Uplinks, keys: &str) -> Process {
 /// Two uplinks of the same rate.
 fn uplinks() -> Uplinks {
     let uplinks = Uplinks::new();
-    uplinks.second.far.set_qdisc(RATE).unwrap();
-    uplinks.site.chain.access.far.set_qdisc(RATE).unwrap();
+    set_rate(&uplinks, RATE);
     uplinks
+}
+
+/// Sets the qdisc of both uplinks toward the client.
+fn set_rate(uplinks: &Uplinks, qdisc: &str) {
+    [&uplinks.second, &uplinks.site.chain.access].iter().for_each(|link| link.far.set_qdisc(qdisc).unwrap());
 }
 
 fn counts(site: &Site) -> Counts {
@@ -70,10 +77,13 @@ fn a_download_goes_on_over_the_other_uplink_whichever_falls_silent() {
     let server = Server::start(site, BYTES);
     for cut in [Uplinks::cut, Uplinks::cut_first] {
         let edge = proxy(&uplinks, "split_bytes = 1048576");
+        // So slow that a test which is late still cuts the link in the middle of the download.
+        set_rate(&uplinks, SLOW_RATE);
         let curl = Curl::start(site, &[]);
         wait_for("ranges", SOON, || (counts(site).sum("edge_answers_divided_total") == 1).then_some(())).unwrap();
         curl.wait_for(2 << 20);
         cut(&uplinks, true);
+        set_rate(&uplinks, RATE);
         let (code, said, file) = curl.end();
         assert_eq!((code, file.len()), (Some(0), BYTES), "{said}; the edge said:\n{}", edge.output());
         assert!(file == server.file(), "other bytes arrived");

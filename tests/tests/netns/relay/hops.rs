@@ -17,7 +17,8 @@ use lab::{
     process::{Process, wait_for},
     report::figure,
     site::{Counts, Family, SOON, Site, Terms},
-    uplinks::{PAYLOADS, ROUND_ROBIN, assert_carry_unbroken, assert_short_gap, paths, states},
+    stalls::CpuStalls,
+    uplinks::{PAYLOADS, ROUND_ROBIN, assert_carry_unbroken, assert_short_gap, assert_unless_stalled, paths, states},
 };
 
 use super::forward::{ask, assert_leaves_nothing};
@@ -323,6 +324,7 @@ fn a_path_through_a_relay_and_one_past_it_share_tunnels_and_each_takes_over_thos
     let file = write(site, "edge.toml", &format!("{own}{two}{}{ROUND_ROBIN}", hops.hop(Family::V4)));
     let mut edge =
         site.chain.client.start(lab::program("paced").unwrap(), ["run".into(), "--config".into(), file]).unwrap();
+    let stalls = CpuStalls::watch(&[site.relay.id(), hops.second_relay.id(), edge.id()]).unwrap();
     let are_up = || wait_for("both paths", SOON, || (states(site) == ["up", "up"]).then_some(()));
     edge.wait_for_line("forwarding", SOON).unwrap();
     wait_for("its control socket", SOON, || {
@@ -332,25 +334,26 @@ fn a_path_through_a_relay_and_one_past_it_share_tunnels_and_each_takes_over_thos
     are_up().unwrap_or_else(|error| panic!("{error}; the edge said:\n{}", edge.output()));
     let sockets: Vec<_> = (0..6).map(|_| application(site, LISTEN)).collect();
     sockets.iter().for_each(|socket| assert_carries(site, socket, 1_200));
-    assert_eq!(paths(site).into_iter().map(|(_, tunnels)| tunnels).collect::<Vec<_>>(), [3, 3], "each in its turn");
+    let found: Vec<_> = paths(site).into_iter().map(|(_, tunnels)| tunnels).collect();
+    assert_unless_stalled(found == [3, 3], &("each in its turn", found), &stalls, &edge);
     let said = hops.pacectl(&["paths"]);
     assert!(said.lines().any(|line| line.starts_with("through ") && line.contains("via first")), "{said}");
     assert!(said.lines().any(|line| line.starts_with("past ") && !line.contains("via")), "{said}");
     assert_eq!(site.counts().unwrap().udp_tunnels(), 1, "the first relay has the tunnel to the second");
 
-    assert_short_gap("the first relay of two in a row falls silent", PAYLOADS, &sockets, &edge, || {
+    assert_short_gap("the first relay of two in a row falls silent", PAYLOADS, &sockets, (&edge, &stalls), || {
         site.signal(libc::SIGSTOP).unwrap();
     });
     let found = paths(site);
-    assert!(found[0] == ("up".into(), 6) && found[1].0 != "up", "{found:?}; the edge said:\n{}", edge.output());
+    assert_unless_stalled(found[0] == ("up".into(), 6) && found[1].0 != "up", &found, &stalls, &edge);
     site.signal(libc::SIGCONT).unwrap();
     are_up().unwrap_or_else(|error| panic!("{error}; the edge said:\n{}", edge.output()));
 
-    assert_short_gap("a link past the first relay is cut in silence", PAYLOADS, &sockets, &edge, || {
+    assert_short_gap("a link past the first relay is cut in silence", PAYLOADS, &sockets, (&edge, &stalls), || {
         hops.second.ip("route add blackhole 10.0.5.1/32").unwrap();
     });
     let found = paths(site);
-    assert!(found[0].0 != "up" && found[1] == ("up".into(), 6), "{found:?}; the edge said:\n{}", edge.output());
+    assert_unless_stalled(found[0].0 != "up" && found[1] == ("up".into(), 6), &found, &stalls, &edge);
     sockets.iter().for_each(|socket| assert_carries(site, socket, 1_200));
 
     edge.signal(libc::SIGTERM).unwrap();

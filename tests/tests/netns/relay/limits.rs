@@ -148,7 +148,7 @@ fn requests_that_would_wait_too_long_are_rejected_and_counted() {
     site.client(async || {
         let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
         let target = site.target(Family::V4, 7);
-        // The limit does not hold for strangers.
+        // Of the requests of a stranger, fewer may wait.
         let _known = client.open(target).await.unwrap();
         let requests = futures::future::join_all((0..20).map(|_| client.open(target)));
         let opened = timeout(SOON, requests).await.unwrap();

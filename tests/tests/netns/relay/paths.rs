@@ -12,12 +12,13 @@ use lab::{
     authority::Authority,
     engine::{Engine, Speed},
     flow::{Flow, OFTEN, watch},
-    process::{CpuWait, Process, wait_for},
+    process::{Process, wait_for},
     report::figure,
     site::{Counts, Family, SOON, Site, Terms},
+    stalls::CpuStalls,
     uplinks::{
-        LISTEN, METRICS, PAYLOADS, ROUND_ROBIN, Uplinks, assert_carry_unbroken, assert_short_gap, edge,
-        has_looked_silent, pacectl, paths, reload, rows, states, wait_until_up,
+        LISTEN, METRICS, PAYLOADS, ROUND_ROBIN, Uplinks, assert_carry_unbroken, assert_short_gap,
+        assert_unless_stalled, edge, has_looked_silent, pacectl, paths, reload, rows, states, wait_until_up,
     },
 };
 
@@ -36,20 +37,23 @@ fn tunnels_take_both_uplinks_and_go_on_over_the_other_when_one_falls_silent_or_g
         let (_, said) = pacectl(site, &["connections"]);
         assert!(said.contains(" over first") && said.contains(" over second"), "{said}");
 
-        let event = |what| format!("{what}, {family:?}");
-        assert_short_gap(&event("a link of two is cut in silence"), PAYLOADS, &sockets, &edge, || uplinks.cut(true));
+        let stalls = CpuStalls::watch(&[site.relay.id(), edge.id()]).unwrap();
+        let (event, of) = (|what| format!("{what}, {family:?}"), (&edge, &stalls));
+        assert_short_gap(&event("a link of two is cut in silence"), PAYLOADS, &sockets, of, || uplinks.cut(true));
         let found = paths(site);
-        assert!(found[0] == ("up".into(), 6) && found[1].0 != "up", "{found:?}\n{}", edge.output());
+        assert_unless_stalled(found[0] == ("up".into(), 6) && found[1].0 != "up", &found, &stalls, &edge);
 
         uplinks.cut(false);
         wait_for("the path to be trusted again", SOON, || (states(site) == ["up", "up"]).then_some(())).unwrap();
         let others: Vec<_> = (0..4).map(|_| application(site, LISTEN)).collect();
         others.iter().for_each(|socket| assert_carries(site, socket, 600));
-        assert_eq!(paths(site)[1].1, 2, "the path gets its share of new tunnels");
+        let found = paths(site);
+        assert_unless_stalled(found[1].1 == 2, &("the path gets its share of new tunnels", found), &stalls, &edge);
 
         let all: Vec<_> = sockets.into_iter().chain(others).collect();
-        assert_short_gap(&event("the device of a link goes down"), PAYLOADS, &all, &edge, || uplinks.take_down());
-        assert_eq!(paths(site)[0], ("up".into(), 10));
+        assert_short_gap(&event("the device of a link goes down"), PAYLOADS, &all, of, || uplinks.take_down());
+        let found = paths(site);
+        assert_unless_stalled(found[0] == ("up".into(), 10), &found, &stalls, &edge);
     }
 }
 
@@ -90,11 +94,13 @@ fn a_slow_path_is_avoided_by_estimates_and_taken_in_turns() {
         let fast = "[[path]]\nname = \"first\"\ninterface = \"relay\"\nrate = \"100 Mbit/s\"\n";
         let slow = "[[path]]\nname = \"second\"\ninterface = \"router\"\n";
         let relay = format!("\"{}\"", site.template(Family::V4));
-        let _edge = edge(site, &relay, &format!("{fast}{slow}{sections}"));
+        let edge = edge(site, &relay, &format!("{fast}{slow}{sections}"));
+        let stalls = CpuStalls::watch(&[site.relay.id(), edge.id()]).unwrap();
         wait_until_up(site);
         let sockets: Vec<_> = (0..8).map(|_| application(site, LISTEN)).collect();
         sockets.iter().for_each(|socket| assert_carries(site, socket, 600));
-        assert_eq!(paths(site)[0].1, fewest, "{placement}: {:?}", paths(site));
+        let found = paths(site);
+        assert_unless_stalled(found[0].1 == fewest, &(placement, found), &stalls, &edge);
     }
 }
 
@@ -146,7 +152,7 @@ fn slowed(uplinks: &Uplinks) -> Option<(Process, Vec<UdpSocket>)> {
     let site = &uplinks.site;
     uplinks.second.near.set_qdisc("pfifo").unwrap();
     let (edge, sockets) = uplinks.spread();
-    let wait = CpuWait::begin(&[site.relay.id(), edge.id()]).unwrap();
+    let stalls = CpuStalls::watch(&[site.relay.id(), edge.id()]).unwrap();
     // Three tunnels send several times the rate of this link, which now has a queue of seconds. They move one by one once the path counts
     // as slow.
     uplinks.second.near.set_qdisc("tbf rate 16kbit burst 3kb limit 30kb").unwrap();
@@ -157,7 +163,7 @@ fn slowed(uplinks: &Uplinks) -> Option<(Process, Vec<UdpSocket>)> {
     }
     let end = Instant::now();
     let cost = flow.end().unwrap().figure(begun..end);
-    if has_looked_silent(site, &wait) {
+    if has_looked_silent(site, &stalls) {
         return None;
     }
     assert_eq!(paths(site), left, "the edge said:\n{}", edge.output());
@@ -193,7 +199,7 @@ fn taken_off_the_second(uplinks: &Uplinks) -> Option<(Process, Vec<UdpSocket>)> 
     let site = &uplinks.site;
     let continued = || site.counts().unwrap().of("continuations_total{result=\"continued\"}");
     let (edge, sockets) = uplinks.spread();
-    let (before, wait) = (continued(), CpuWait::begin(&[site.relay.id(), edge.id()]).unwrap());
+    let (before, stalls) = (continued(), CpuStalls::watch(&[site.relay.id(), edge.id()]).unwrap());
     let (code, said) = pacectl(site, &["edge", "move", "--path", "third"]);
     assert!(code != Some(0) && said.contains("there are first, second"), "{said}");
     let cost = watch(&sockets, Duration::from_secs(3), || {
@@ -204,10 +210,10 @@ fn taken_off_the_second(uplinks: &Uplinks) -> Option<(Process, Vec<UdpSocket>)> 
     let others: Vec<_> = (0..2).map(|_| application(site, LISTEN)).collect();
     others.iter().for_each(|socket| assert_carries(site, socket, 600));
     let (begun, moved) = (Instant::now(), [("up".into(), 8), ("up".into(), 0)]);
-    while paths(site) != moved && begun.elapsed() < SOON && !has_looked_silent(site, &wait) {
+    while paths(site) != moved && begun.elapsed() < SOON && !has_looked_silent(site, &stalls) {
         std::thread::sleep(Duration::from_millis(50));
     }
-    if has_looked_silent(site, &wait) {
+    if has_looked_silent(site, &stalls) {
         return None;
     }
     assert_eq!(paths(site), moved, "the edge said:\n{}", edge.output());
@@ -309,7 +315,7 @@ fn tunnels_leave_a_relay_that_says_nothing_any_more_and_new_ones_take_it_when_it
     lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let _echo = site.chain.target.echo(7).unwrap();
-    let _second = site.start_beside("auth = \"none\"", "").unwrap();
+    let second = site.start_beside("auth = \"none\"", "").unwrap();
     let template = site.template(Family::V4);
     let other = site.template_beside();
     // Two relays in order of preference, and each as a path of its own.
@@ -317,6 +323,7 @@ fn tunnels_leave_a_relay_that_says_nothing_any_more_and_new_ones_take_it_when_it
     let paths = format!("{}{}cost_ms = 200\n", path("a", &template), path("b", &other));
     for (relays, paths) in [(format!("[\"{template}\", \"{other}\"]"), ""), (format!("\"{template}\""), &paths)] {
         let edge = edge(&site, &relays, &format!("{paths}[class.spread]\n"));
+        let stalls = CpuStalls::watch(&[site.relay.id(), second.id(), edge.id()]).unwrap();
         let are_up = || states(&site).iter().all(|state| state == "up").then_some(());
         wait_for("all paths to be up", SOON, are_up).unwrap();
         let sockets: Vec<_> = (0..4).map(|_| application(&site, LISTEN)).collect();
@@ -331,7 +338,7 @@ fn tunnels_leave_a_relay_that_says_nothing_any_more_and_new_ones_take_it_when_it
             events.output().contains("has restored the order of preference").then_some(())
         };
         wait_for("a listener to be registered", SOON, hears).unwrap();
-        assert_short_gap("a relay of two falls silent", PAYLOADS, &sockets, &edge, || {
+        assert_short_gap("a relay of two falls silent", PAYLOADS, &sockets, (&edge, &stalls), || {
             site.signal(libc::SIGSTOP).unwrap();
         });
         events.wait_for_line("10.0.1.2:443 ", SOON).unwrap();

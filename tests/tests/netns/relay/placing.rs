@@ -1,13 +1,10 @@
 //! What a new request for a model counts of the requests on a path: levels under `ml`, priorities and `i` under `abs`.
 
-use std::{
-    process::{Child, Stdio},
-    time::Duration,
-};
+use std::{process::Stdio, time::Duration};
 
 use lab::{
     engine::{Engine, Speed},
-    process::wait_for,
+    process::{KilledOnDrop, wait_for},
     site::{Family, SOON, Site},
     uplinks::{Uplinks, edge, rows, wait_until_up},
 };
@@ -29,12 +26,12 @@ const SHARED: Asked = (8100, "u=3, i");
 const HIGH: Asked = (8101, "u=3");
 
 /// Sends a request.
-fn ask(site: &Site, (port, priority): Asked) -> Child {
+fn ask(site: &Site, (port, priority): Asked) -> KilledOnDrop {
     let mut curl = site.chain.client.command("curl").unwrap();
     let body = r#"{"model":"large","messages":[{"role":"user","content":"x"}],"stream":true}"#;
     let (header, address) = (format!("priority: {priority}"), format!("http://127.0.0.1:{port}/v1/chat/completions"));
     curl.args(["-sS", "-N", "-H", &header, &address, "--json", body]);
-    curl.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    KilledOnDrop::start(curl.stdout(Stdio::null()).stderr(Stdio::null())).unwrap()
 }
 
 /// Returns how many requests each path has.

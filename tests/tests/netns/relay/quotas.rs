@@ -1,20 +1,22 @@
 //! Each user's quota and fair share.
 
-use std::net::UdpSocket;
+use std::{net::UdpSocket, time::Duration};
 
 use api::token::generate_token;
 use config::hash::hex;
 use lab::{
-    client::{Client, Tunnel, refusal},
+    client::{Client, Tunnel, refusal, target_of},
     netns::Chain,
     process::CpuWait,
-    site::{Family, SOON, Site, Terms},
+    site::{Counts, Family, SOON, Site, Terms},
 };
 use masque::{
+    h3::{Code, Part, data_frame},
     proxy_status::ErrorType,
     target::{Host, Target},
     tunnel::Form,
 };
+use relay_client::OpenError;
 use tokio::time::timeout;
 
 /// A token, and the configuration lines that assign it to this user.
@@ -160,6 +162,76 @@ fn empty_payloads_are_held_to_a_rate_and_to_packets_a_second() {
         // 100 kbit/s are 446 headers of IPv4 and UDP per second.
         let most = 450 * (began.elapsed().as_secs() as i64 + 1);
         assert!((400..=most).contains(&packets), "{capped}: {packets} packets of at most {most}");
+    }
+}
+
+#[test]
+fn the_first_requests_of_connections_wait_for_their_turns_too() {
+    lab::ring!(Netns);
+    let (alice, entry) = token("alice", "");
+    let without_credentials = Terms { limits: "requests_per_second = 1", ..Terms::default() };
+    for terms in [without_credentials, Terms { relay: "", sections: &entry, ..without_credentials }] {
+        let site = Site::new(terms).unwrap();
+        site.client(async || {
+            let mut clients = Vec::new();
+            for _ in 0..20 {
+                let access = match terms.sections {
+                    "" => site.access(Family::V4),
+                    _ => site.access_with_token(&alice),
+                };
+                clients.push(Client::connect(access.unwrap()).await.unwrap());
+            }
+            let target = site.target(Family::V4, 7);
+            let requests = futures::future::join_all(clients.iter().map(|client| client.open(target)));
+            let opened = timeout(SOON, requests).await.unwrap();
+            let is_rejected = |opened: &&Result<_, OpenError>| match opened {
+                Err(OpenError::Http(error)) => error.reset_code() == Some(Code::RequestRejected.value()),
+                _ => false,
+            };
+            let rejected = opened.iter().filter(is_rejected).count() as i64;
+            // Two at once, and one in each of the ten seconds that a request may wait.
+            assert!((7..20).contains(&rejected), "{rejected} of 20");
+            assert_eq!(site.counts().unwrap().refused("requests_per_second"), rejected);
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn bytes_that_wait_for_a_rate_leave_as_soon_as_a_reload_removes_it() {
+    lab::ring!(Netns);
+    // A packet's worth takes more than a second.
+    const RATE: &str = "rate_up = \"8 kbit/s\"";
+    let (alice, entry) = token("alice", "");
+    for before in [format!("{entry}{RATE}\n"), format!("{entry}[class.default]\n{RATE}\n")] {
+        let after = before.replace(RATE, "");
+        let terms = |sections| Terms { relay: "", sections, ..Terms::default() };
+        let site = Site::new(terms(&before)).unwrap();
+        site.chain.target.echo_tcp(443).unwrap();
+        site.client(async || {
+            let client = Client::connect(site.access_with_token(&alice).unwrap()).await.unwrap();
+            let (target, mut requests) = (target_of(site.target(Family::V4, 443)), Vec::new());
+            for _ in 0..20 {
+                let mut request = client.relay.open_tcp(&target, None).await.unwrap();
+                request.send.send(data_frame(&[7; 8192])).await.unwrap();
+                requests.push(request);
+            }
+            let is_limited = |counts: &Counts| counts.of("bytes_total{protocol=\"tcp\",direction=\"up\"}") > 0;
+            site.counted("bytes to reach the target", is_limited).await.unwrap();
+            site.configure(terms(&after)).unwrap();
+            site.signal(libc::SIGHUP).unwrap();
+            let come_back = async {
+                for request in &mut requests {
+                    let mut missing = 8192;
+                    while missing > 0 {
+                        let Some(Part::Data(bytes)) = request.recv.part().await.unwrap() else { panic!("an end") };
+                        missing -= bytes.len();
+                    }
+                }
+            };
+            timeout(Duration::from_secs(10), come_back).await.expect("160 KB come back without a rate");
+        })
+        .unwrap();
     }
 }
 

@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use lab::{
     application::{application, assert_carries},
-    process::{CpuWait, wait_for},
+    process::wait_for,
     site::{Counts, Family, SOON, Site, Terms},
+    stalls::CpuStalls,
     uplinks::{
-        LATE_AGAIN, METRICS, PAYLOADS, ROUND_ROBIN, SILENT_AFTER, Uplinks, assert_short_gap, edge, edge_with, pacectl,
-        paths, states, wait_until_up,
+        LATE_AGAIN, METRICS, PAYLOADS, ROUND_ROBIN, Uplinks, assert_short_gap, assert_unless_stalled, edge, edge_with,
+        pacectl, paths, states, wait_until_up,
     },
 };
 
@@ -59,13 +60,8 @@ fn tunnels_go_back_to_the_better_path_some_time_after_it_is_back() {
     let _echo = site.chain.target.echo(7).unwrap();
     let relay = format!("\"{}\"", site.template(Family::V4));
     let edge = edge(site, &relay, PATHS);
-    let wait = CpuWait::begin(&[site.relay.id(), edge.id()]).unwrap();
-    // A path may look silent, and its tunnels move, if a process waits for a CPU.
-    let assert_is = |is: bool, what: &dyn std::fmt::Debug| {
-        let waited = wait.so_far().unwrap();
-        let output = edge.output();
-        assert!(is || waited >= SILENT_AFTER, "{what:?}; {waited:?} of waiting for a CPU; the edge said:\n{output}");
-    };
+    let stalls = CpuStalls::watch(&[site.relay.id(), edge.id()]).unwrap();
+    let assert_is = |is: bool, what: &dyn std::fmt::Debug| assert_unless_stalled(is, what, &stalls, &edge);
     wait_until_up(site);
     let sockets: Vec<_> = (0..4).map(|_| application(site, "127.0.0.1:5000")).collect();
     sockets.iter().for_each(|socket| assert_carries(site, socket, 600));
@@ -73,7 +69,8 @@ fn tunnels_go_back_to_the_better_path_some_time_after_it_is_back() {
     let placed = tunnels();
     assert_is(placed == [4, 0], &("the second path costs more", placed));
 
-    assert_short_gap("a link of two is cut in silence", PAYLOADS, &sockets, &edge, || uplinks.cut_first(true));
+    let cut = || uplinks.cut_first(true);
+    assert_short_gap("a link of two is cut in silence", PAYLOADS, &sockets, (&edge, &stalls), cut);
     let moved = tunnels();
     assert_is(moved[1] == 4, &moved);
     uplinks.cut_first(false);
@@ -98,10 +95,12 @@ fn tunnels_come_back_to_a_path_at_their_relay_though_another_one_is_preferred() 
     let relays = format!("[\"{}\", \"{}\"]", site.template_beside(), site.template(Family::V4));
     uplinks.cut_first(true);
     let edge = edge(site, &relays, PATHS);
+    let stalls = CpuStalls::watch(&[site.relay.id(), edge.id()]).unwrap();
     let carried = || paths(site).into_iter().map(|(_, tunnels)| tunnels).collect::<Vec<_>>();
     let sockets: Vec<_> = (0..3).map(|_| application(site, "127.0.0.1:5000")).collect();
     sockets.iter().for_each(|socket| assert_carries(site, socket, 600));
-    assert_eq!((carried(), site.counts().unwrap().udp_tunnels()), (vec![0, 3], 3), "only one relay runs");
+    let found = (carried(), site.counts().unwrap().udp_tunnels());
+    assert_unless_stalled(found == (vec![0, 3], 3), &("only one relay runs", found), &stalls, &edge);
 
     let _preferred = site.start_beside("auth = \"none\"", "").unwrap();
     uplinks.cut_first(false);

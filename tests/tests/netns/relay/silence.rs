@@ -9,7 +9,7 @@ use std::{
 
 use lab::{
     application::application,
-    process::wait_for,
+    process::{SetOnDrop, wait_for},
     site::{Family, SOON},
     uplinks::{ROUND_ROBIN, Uplinks, states, wait_until_up},
 };
@@ -40,6 +40,7 @@ fn a_path_cut_while_only_the_target_sends_is_noticed_and_its_tunnel_keeps_its_ad
         };
         let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {
+            let over = SetOnDrop(&is_over);
             scope.spawn(|| {
                 while !is_over.load(Relaxed) {
                     tunnels.iter().for_each(|tunnel| _ = target.send_to(b"news", tunnel).unwrap());
@@ -51,7 +52,7 @@ fn a_path_cut_while_only_the_target_sends_is_noticed_and_its_tunnel_keeps_its_ad
             let noticed = wait_for("the edge to notice", NOTICED, || (states(site) == ["up", "silent"]).then_some(()));
             // What is still queued counts little: the target sends this in half a second.
             let end = sockets.each_ref().map(listens);
-            is_over.store(true, Relaxed);
+            drop(over);
             assert!(noticed.is_ok(), "{:?}; the edge said:\n{}", states(site), edge.output());
             assert_eq!(
                 (begin, end),

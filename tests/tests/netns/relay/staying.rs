@@ -4,9 +4,10 @@ use std::net::{SocketAddr, UdpSocket};
 
 use lab::{
     application::{BRIEF, application},
-    process::{CpuWait, wait_for},
+    process::wait_for,
     site::{Counts, Family, SOON, Site},
-    uplinks::{LISTEN, METRICS, ROUND_ROBIN, SILENT_AFTER, Uplinks, edge, pacectl, paths},
+    stalls::CpuStalls,
+    uplinks::{LISTEN, METRICS, ROUND_ROBIN, Uplinks, assert_unless_stalled, edge, pacectl, paths},
 };
 use serde_json::Value;
 
@@ -93,14 +94,14 @@ fn stay(uplinks: &Uplinks, target: &mut Target) -> Option<()> {
     let is_preferred = wait_for("new tunnels to take the preferred relay", SOON, is_preferred);
     is_preferred.unwrap_or_else(|error| panic!("{error}; the edge said:\n{}", edge.output()));
 
-    let wait = CpuWait::begin(&[site.relay.id(), beside.id(), edge.id()]).unwrap();
+    let stalls = CpuStalls::watch(&[site.relay.id(), beside.id(), edge.id()]).unwrap();
     let stayed = |sources: Vec<SocketAddr>| {
-        let (waited, output) = (wait.so_far().unwrap(), edge.output());
+        let is_same = sources == before;
         // One path is cut.
-        let has_looked_silent = output.matches(&format!("to {own} does not answer")).count() > 1;
-        let is_excused = has_looked_silent && waited >= SILENT_AFTER;
-        assert!(sources == before || is_excused, "{before:?}, then {sources:?}; the edge said:\n{output}");
-        (sources == before).then_some(())
+        let has_looked_silent = edge.output().matches(&format!("to {own} does not answer")).count() > 1;
+        assert!(is_same || has_looked_silent, "{before:?}, then {sources:?}; the edge said:\n{}", edge.output());
+        assert_unless_stalled(is_same, &(&before, sources), &stalls, &edge);
+        is_same.then_some(())
     };
     let left = |path: usize| {
         applications.iter().for_each(|application| _ = application.send(b"so that silence is noticed"));

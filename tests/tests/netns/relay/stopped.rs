@@ -11,7 +11,10 @@ use lab::{
     process::wait_for,
     site::{Counts, Family, SOON, Site, Terms},
 };
-use masque::h3::{Part, data_frame};
+use masque::{
+    h3::{Part, data_frame},
+    tunnel::Form,
+};
 use quic::{
     h3::{Error, Request},
     stopped::READER_PATIENCE,
@@ -121,11 +124,11 @@ fn the_earliest_stopped_tunnels_end_if_too_many_targets_of_a_connection_stop_rea
 }
 
 #[test]
-fn tunnels_that_wait_for_the_rate_of_their_class_have_not_stopped() {
+fn tunnels_that_wait_for_the_rate_of_their_class_have_not_stopped_and_are_not_silent() {
     lab::ring!(Netns);
     // For 20 first pieces of 16 KB, a rate of 64 kbit/s takes 40 s.
     let sections = "[class.default]\nrate_up = \"64 kbit/s\"";
-    let site = Site::new(Terms { sections, ..Terms::default() }).unwrap();
+    let site = Site::new(Terms { sections, limits: "tunnel_idle_seconds = 3", ..Terms::default() }).unwrap();
     serve(&site, 80, |mut stream| _ = std::io::copy(&mut stream, &mut std::io::sink()));
     site.client(async || {
         let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
@@ -133,10 +136,15 @@ fn tunnels_that_wait_for_the_rate_of_their_class_have_not_stopped() {
         for _ in 0..STOPPED {
             requests.push(client.relay.open_tcp(&target, None).await.unwrap());
         }
+        let mut udp = client.open(site.target(Family::V4, 9)).await.unwrap();
         let mut senders: tokio::task::JoinSet<_> = requests.into_iter().map(send_too_much).collect();
+        let is_behind = |counts: &Counts| counts.of("bytes_total{protocol=\"tcp\",direction=\"up\"}") > 16_384;
+        site.counted("bytes to reach the target", is_behind).await.unwrap();
+        udp.send(Form::Datagram, b"behind the others").await.unwrap();
         let ended = timeout(READER_PATIENCE + Duration::from_secs(3), senders.join_next()).await;
         assert!(ended.is_err(), "a tunnel has ended: {ended:?}");
-        assert_eq!(site.counts().unwrap().closed("stopped"), 0);
+        let counts = site.counts().unwrap();
+        assert_eq!((counts.closed("stopped"), counts.closed("idle")), (0, 0));
         client.close().await;
     })
     .unwrap();

@@ -10,9 +10,10 @@ use lab::{
     application::{application, assert_carries},
     flow::{Flow, OFTEN},
     inner::{INSIDE, INSIDE_PAYLOADS, Inner},
-    process::{CpuWait, Process, wait_for},
+    process::{Process, wait_for},
     report::figure,
     site::{Counts, Family, SOON, Site, Terms},
+    stalls::CpuStalls,
     uplinks::{LISTEN, METRICS, PAYLOADS, edge, has_looked_silent, pacectl},
 };
 
@@ -107,7 +108,7 @@ fn slowed(site: &Site, other: &Process) -> Option<(Process, Vec<UdpSocket>)> {
     near.set_qdisc("pfifo").unwrap();
     let relays = format!("[\"{}\", \"{}\"]", site.template_beside(), site.template(Family::V4));
     let edge = edge(site, &relays, "[class.spread]\n");
-    let wait = CpuWait::begin(&[site.relay.id(), other.id(), edge.id()]).unwrap();
+    let stalls = CpuStalls::watch(&[site.relay.id(), other.id(), edge.id()]).unwrap();
     let sockets: Vec<_> = (0..3).map(|_| application(site, LISTEN)).collect();
     sockets.iter().for_each(|socket| assert_carries(site, socket, 600));
     let (device, before) = (&near.device, site.counts().unwrap().udp_tunnels());
@@ -127,7 +128,7 @@ fn slowed(site: &Site, other: &Process) -> Option<(Process, Vec<UdpSocket>)> {
     });
     let end = Instant::now();
     let cost = flow.end().unwrap().figure(begun..end);
-    if has_looked_silent(site, &wait) {
+    if has_looked_silent(site, &stalls) {
         return None;
     }
     moved.unwrap_or_else(|error| panic!("{error:#}; the edge said:\n{}", edge.output()));

@@ -165,9 +165,10 @@ fn a_stream_that_is_reset_ends_its_engines_work_and_no_other_and_streams_have_a_
         let two = Two::connect(&desk).await;
         let stalled: Vec<_> = (0..STREAMS).map(|at| two.begin(&chat("large", "stall 1", at % 2 == 0))).collect();
         tokio::task::block_in_place(|| asked(STREAMS));
-        // The request has to wait, because the maximum of streams is open.
+        // The request has to wait, because the maximum of streams is open. Another client's later request does not.
         let next = two.begin(&chat("large", "a b c", true));
-        assert_eq!(desk.large[0].counts()[0], STREAMS as u64);
+        assert_eq!(tokio::task::block_in_place(|| desk.chat("large", "x", true).0), 200);
+        assert_eq!(desk.large[0].counts()[0], STREAMS as u64 + 1, "the engine was asked by the other client alone");
         // With and without streaming, and nothing else ends.
         stalled[0].abort();
         tokio::task::block_in_place(|| left(1));

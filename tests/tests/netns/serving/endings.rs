@@ -12,7 +12,7 @@ fn desk() -> Desk {
 const SECTIONS: &str = "[log]\naccess = \"json\"\n";
 
 /// Begins an answer that goes on until [`assert_whole`] lets it end.
-fn begin(desk: &Desk) -> Child {
+fn begin(desk: &Desk) -> KilledOnDrop {
     desk.large[0].slow_down(1_000);
     let asked = desk.large[0].counts()[0];
     let slow = json!({ "model": "large", "prompt": "x", "max_tokens": 30, "stream": true }).to_string();
@@ -21,7 +21,7 @@ fn begin(desk: &Desk) -> Child {
     child
 }
 
-fn assert_whole(desk: &Desk, answer: Child) {
+fn assert_whole(desk: &Desk, answer: KilledOnDrop) {
     desk.large[0].slow_down(1);
     let output = answer.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned();

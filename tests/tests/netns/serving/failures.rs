@@ -26,10 +26,10 @@ fn numbers(tokens: u32) -> String {
 
 impl Desk {
     /// Asks for a stream without waiting for all of it; returns once its first token has arrived.
-    fn begin_stream(&self, body: &str) -> (Child, BufReader<std::process::ChildStdout>, String) {
+    fn begin_stream(&self, body: &str) -> (KilledOnDrop, BufReader<std::process::ChildStdout>, String) {
         let mut curl = self.site.chain.client.command("curl").unwrap();
         curl.args(["-sS", "-N", "--max-time", "30", &format!("{SERVE}/v1/completions"), "--json", body]);
-        let mut curl = curl.stdout(Stdio::piped()).spawn().unwrap();
+        let mut curl = KilledOnDrop::start(curl.stdout(Stdio::piped())).unwrap();
         let mut output = BufReader::new(curl.stdout.take().unwrap());
         let mut said = String::new();
         while !said.contains("\"text\":\"0 \"") {
@@ -48,7 +48,7 @@ impl Desk {
 
 /// Reads a stream to its end; returns all its text, and curl's exit status.
 fn finish(
-    (mut curl, mut output, mut said): (Child, BufReader<std::process::ChildStdout>, String),
+    (mut curl, mut output, mut said): (KilledOnDrop, BufReader<std::process::ChildStdout>, String),
 ) -> (String, Option<i32>) {
     output.read_to_string(&mut said).unwrap();
     (said, curl.wait().unwrap().code())
@@ -99,7 +99,7 @@ fn five_seconds_without_a_path_cost_neither_open_answers_nor_new_requests() {
     std::thread::sleep(OUTAGE / 2);
     let mut curl = desk.site.chain.client.command("curl").unwrap();
     curl.args(["-sS", "-N", "--max-time", "30", &format!("{SERVE}/v1/completions"), "--json", &stream("opt-125m", 3)]);
-    let during = curl.stdout(Stdio::piped()).spawn().unwrap();
+    let during = KilledOnDrop::start(curl.stdout(Stdio::piped())).unwrap();
     std::thread::sleep(OUTAGE / 2);
     desk.site.chain.access.near.set_up(true).unwrap();
     let (said, status) = finish(open);
