@@ -68,6 +68,7 @@ rm -f "$out.json.new"
   picture { print >picture; next }
   /^\{/ { print >(to ".json.new"); next }
   { print; fflush() }'
+[[ -s $out.json.new ]] || { echo "the guest printed no rows" >&2; exit 1; }
 touch "$out.json"
 awk 'function field(name) { return match($0, "\"" name "\":\"[^\"]*\"") ? substr($0, RSTART, RLENGTH) : "" }
   { plan = field("plan"); variant = field("variant") }

@@ -194,11 +194,14 @@ impl RelayAccess {
         if let Ok(Ok(request)) = opened {
             return Ok(self.opened(request, link, class));
         }
+        let mut is_refused_for_now = false;
         if let Ok(Err(error)) = opened {
             // The connection does not count as full: other tunnels may need its places more.
-            self.counters.limit_refusals.inc_by(error.is_limit().into());
+            let is_limit = error.is_limit();
+            self.counters.limit_refusals.inc_by(is_limit.into());
+            is_refused_for_now = is_limit || NoConnection::from(error).retry_after().is_some();
         }
-        Err(if link.line().is_usable() { NotOpenedOn::Target } else { NotOpenedOn::Path })
+        Err(if link.line().is_usable() && !is_refused_for_now { NotOpenedOn::Target } else { NotOpenedOn::Path })
     }
 
     /// Counts a request that the relay has accepted, and gives it the terms of its class.

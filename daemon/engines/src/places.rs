@@ -138,14 +138,17 @@ impl Engines {
 
     /// Shares the count of an engine's requests with `before`, where the engine has the index `known`: after a reload, both use the
     /// engine until the requests of `before` have ended. Takes over what is known of the engine, except for its load, which the next
-    /// check reports, and for its health if checks have begun or ended since then. Call this before the first request.
-    pub fn share(self: &Arc<Self>, replica: usize, before: &Arc<Self>, known: usize) {
+    /// check reports, and for its health if checks have begun or ended since then, or if it is not reached alike (by the same key and
+    /// authorities). Call this before the first request.
+    pub fn share(self: &Arc<Self>, replica: usize, before: &Arc<Self>, known: usize, is_reached_alike: bool) {
         let Some(known) = before.state.lock().replicas.get(known).cloned() else { return };
         [before, self].into_iter().for_each(|sharer| known.work.share(sharer));
         if let Some(replica) = self.state.lock().replicas.get_mut(replica) {
             let Replica { work, health, others: _, answered, failed } = known;
             (replica.work, replica.answered, replica.failed) = (work, answered, failed);
-            replica.health.recall(health);
+            if is_reached_alike {
+                replica.health.recall(health);
+            }
         }
     }
 

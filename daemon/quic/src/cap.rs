@@ -37,7 +37,9 @@ impl Cap {
         let paces = Paces { bytes: pace(bytes_per_sec), packets: pace(packets_per_sec) };
         let in_packets = packets_per_sec.map(|per_sec| per_sec.saturating_mul(STREAM_BYTES_PER_PACKET));
         let bytes_per_sec = [bytes_per_sec, in_packets].into_iter().flatten().min()?;
-        let turn_bytes = (bytes_per_sec / Self::TURNS_PER_SEC).max(STREAM_BYTES_PER_PACKET);
+        // Whole packets, because each turn counts as whole ones.
+        let packets = (bytes_per_sec / Self::TURNS_PER_SEC / STREAM_BYTES_PER_PACKET).max(1);
+        let turn_bytes = packets * STREAM_BYTES_PER_PACKET;
         Some(Self { paces: Mutex::new(paces), turn_bytes })
     }
 
@@ -132,5 +134,14 @@ mod tests {
         let departures: Vec<_> = (0..3).map(|_| cap.reserve(500 * MS, 30_000, 1) / MS).collect();
         assert_eq!(departures, [500, 520, 550], "long ones");
         assert!(Cap::new(None, None).is_none());
+    }
+
+    #[test]
+    fn a_turn_of_a_stream_is_of_whole_packets_and_holds_to_the_slower_of_bytes_and_packets() {
+        let turn = |bytes, packets| Cap::new(bytes, packets).unwrap().turn_bytes();
+        assert_eq!([1_000, 12_500_000, 125_000_000].map(|bytes| turn(Some(bytes), None)), [1_200, 1_200, 12_000]);
+        assert_eq!([1, 15_000, 25_000].map(|packets| turn(None, Some(packets))), [1_200, 1_200, 2_400]);
+        assert_eq!(turn(Some(125_000_000), Some(25_000)), 2_400);
+        assert_eq!(turn(Some(u64::MAX), Some(u64::MAX)) % 1_200, 0);
     }
 }

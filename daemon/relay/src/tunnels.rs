@@ -210,11 +210,14 @@ impl RelayTunnel {
         let pinned = self.pinned.lock();
         let class = pinned.as_deref().and_then(|name| classes.get(name));
         let class = class.unwrap_or_else(|| classes.classify(&self.asked.subject()));
-        if !Arc::ptr_eq(&self.class.get(), class) {
+        let before = self.class.get();
+        if !Arc::ptr_eq(&before, class) {
             self.class.set(class.clone());
             self.http.reclass(self.stream_id, class);
-            // A load that waits for the old rate waits no more.
-            self.changed.notify_one();
+            if before.to_targets.is_some() {
+                // A load that waits for the old rate waits no more.
+                self.changed.notify_one();
+            }
         }
     }
 

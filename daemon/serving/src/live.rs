@@ -96,6 +96,11 @@ impl LiveRequest {
         self.open.stage.store(Stage::Waits as u8, Relaxed);
     }
 
+    /// Notes that it waits for another engine of its model.
+    pub fn waits_again(&self) {
+        self.open.stage.store(Stage::Waits as u8, Relaxed);
+    }
+
     /// Returns its ID.
     #[must_use]
     pub fn id(&self) -> u64 {
@@ -152,6 +157,8 @@ mod tests {
             (first.stage, &first.class[..], &first.model[..], first.tokens),
             (Stage::AtWork, "urgent", "large", 5)
         );
+        entries[0].waits_again();
+        assert_eq!(page(0, 1)[0].stage, Stage::Waits);
         assert!(first.tokens_per_sec > 0.0 && first.budget == Some(Duration::from_secs(1)), "{first:?}");
         drop(entries);
         assert!(page(0, 9).is_empty());

@@ -292,6 +292,13 @@ impl Uplink {
         }
     }
 
+    /// Whether a connection takes tunnels, has room, and its relay has not [put off](Self::put_off) requests. A tunnel that another relay has
+    /// put off need not wait then, and so finds one connection fewer each time.
+    #[must_use]
+    pub fn has_willing(&self) -> bool {
+        self.state.borrow().with_room(Instant::now(), None).iter().any(|line| !line.is_put_off())
+    }
+
     /// Waits for the time `pause` after a failed attempt to replace the tunnel in the place `left`, but not longer than the longest wait
     /// between attempts to connect. Ends earlier if the tunnel may stay, or once a connection takes tunnels that takes none now.
     pub async fn pause(&self, left: &LinkId, pause: Duration) {

@@ -147,11 +147,14 @@ impl LocalAddress {
         secret: Option<TunnelSecret>,
     ) -> Result<(Link, Opened), Duration> {
         self.open(class, (secret, Some(left))).await.map_err(|error| {
-            let asked = error.retry_after().unwrap_or_default();
+            let asked = error.retry_after();
             let end = End::from(error);
             debug!(target = %self.target, "no tunnel to move to: {end}");
             self.note_refusal(&end);
-            self.first_wait.max(asked).max(self.backoff.lock().wait(Instant::now()))
+            if asked.is_some() && self.uplink.has_willing() {
+                return Duration::ZERO;
+            }
+            self.first_wait.max(asked.unwrap_or_default()).max(self.backoff.lock().wait(Instant::now()))
         })
     }
 

@@ -346,8 +346,8 @@ fn requests_that_began_before_a_reload_count_at_their_engines_and_leave_their_pl
     assert_eq!(begun.replica, 0);
     // The other order of engines, and another one.
     let after = engines(3, 1);
-    after.share(1, &before, 0);
-    after.share(0, &before, 1);
+    after.share(1, &before, 0, true);
+    after.share(0, &before, 1, true);
     assert_eq!(after.loads(), [(0, true), (1, true), (0, true)]);
     let places = [now(after.take(due(1), &[])), now(after.take(due(1), &[]))];
     assert_eq!(places.each_ref().map(|place| place.replica), [0, 2], "the engine with a request gets no other");
@@ -377,7 +377,7 @@ fn a_reload_forgets_neither_that_an_engine_hangs_nor_which_engine_knows_a_chat_a
         before.succeeded(1);
         let after = engines(2, 2);
         after.expect(is_checked, u64::MAX);
-        (0..2).for_each(|engine| after.share(engine, &before, engine));
+        (0..2).for_each(|engine| after.share(engine, &before, engine, true));
         after.recall_prompts(&before);
         assert_eq!(after.loads(), [(0, is_usable), (0, true)]);
         let status = after.status();
@@ -385,6 +385,10 @@ fn a_reload_forgets_neither_that_an_engine_hangs_nor_which_engine_knows_a_chat_a
         assert_eq!(status.iter().map(|engine| engine.answered).collect::<Vec<_>>(), [0, 1]);
         let place = now(after.take(to_engine(Wish { prefix: prefix.clone(), ..Wish::default() }), &[]));
         assert_eq!((place.replica, place.affinity), (1, PrefixAffinity::Kept));
+        let elsewhere = engines(2, 2);
+        elsewhere.expect(is_checked, u64::MAX);
+        elsewhere.share(0, &before, 0, false);
+        assert_eq!(elsewhere.loads()[0], (0, true), "with another key it may work");
     }
 }
 
@@ -409,7 +413,7 @@ fn a_request_that_found_an_engine_out_of_reach_waits_once_more_within_the_same_b
 fn two_gateways_that_give_at_once_never_give_an_engine_more_than_it_may_have() {
     let before = engines(1, 1);
     let after = engines(1, 1);
-    after.share(0, &before, 0);
+    after.share(0, &before, 0, true);
     let (most, begin) = (AtomicU32::new(0), Barrier::new(2));
     // A long prompt, because a gateway notes its blocks when it gives a place.
     let prefix = Prefixes::default().of(&head(), None, &[b'x'; 16 << 10]);

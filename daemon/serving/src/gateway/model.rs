@@ -69,7 +69,8 @@ pub(super) fn share_engines((routes, models): (&Routes, &[Model]), (known_routes
         }
         for (engine, url) in model.urls.iter().enumerate() {
             if let Some(at) = known.urls.iter().position(|known| known == url) {
-                model.engines.share(engine, &known.engines, at);
+                let is_reached_alike = model.key == known.key && model.authorities == known.authorities;
+                model.engines.share(engine, &known.engines, at, is_reached_alike);
                 routes.share((place, engine), known_routes, (known_place, at));
             }
         }

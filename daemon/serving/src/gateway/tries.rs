@@ -54,6 +54,9 @@ impl Gateway {
         loop {
             // Until an engine has seen the request, it may wait again: the engines that it found out of reach get no requests by now.
             claim.has_waited = failed.is_some();
+            if claim.has_waited {
+                pass.entry.waits_again();
+            }
             let seen = if faults == 0 { &[] } else { &tried[..] };
             let place = match self.place(exchange, model, claim.clone(), seen).await {
                 Ok(place) => place,

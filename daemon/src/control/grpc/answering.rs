@@ -19,8 +19,8 @@ use tonic::{Status, body::Body};
 
 use super::super::caller::Peer;
 
-/// How many answers over one connection may be made or unread at once, unless one of them is long.
-const UNREAD: u32 = 8;
+/// How many answers over one connection may be made or unread at once. Only one of them may be long.
+const UNREAD: usize = 8;
 
 /// How long a client may take to read an answer.
 const READ_WITHIN: Duration = Duration::from_secs(30);
@@ -30,19 +30,28 @@ const PIECE_BYTES: usize = 16 << 10;
 
 /// The places for answers over one connection; clones share them.
 #[derive(Clone, Debug)]
-pub(super) struct UnreadAnswers(Arc<Semaphore>);
+pub(super) struct UnreadAnswers {
+    all: Arc<Semaphore>,
+    long: Arc<Semaphore>,
+}
+
+/// An answer's place; a long answer also has that of the only long one.
+pub(super) type AnswerPlace = (OwnedSemaphorePermit, Option<OwnedSemaphorePermit>);
 
 impl Default for UnreadAnswers {
     fn default() -> Self {
-        Self(Arc::new(Semaphore::new(UNREAD as usize)))
+        let places = |most| Arc::new(Semaphore::new(most));
+        Self { all: places(UNREAD), long: places(1) }
     }
 }
 
 impl UnreadAnswers {
-    /// Waits for a place for an answer that is still to be made. A long answer takes all places.
-    pub(super) async fn place(self, is_long: bool) -> Option<OwnedSemaphorePermit> {
-        // Never closed.
-        self.0.acquire_many_owned(if is_long { UNREAD } else { 1 }).await.ok()
+    /// Waits for a place for an answer that is still to be made. A long answer waits for other long ones first, and meanwhile keeps no
+    /// place from the rest.
+    pub(super) async fn place(self, is_long: bool) -> Option<AnswerPlace> {
+        // They are never closed.
+        let long = if is_long { Some(self.long.acquire_owned().await.ok()?) } else { None };
+        Some((self.all.acquire_owned().await.ok()?, long))
     }
 }
 
@@ -60,12 +69,12 @@ struct Unread {
     body: Body,
     /// Bytes of the body that are not handed over yet.
     chunk: Bytes,
-    _place: OwnedSemaphorePermit,
+    _place: AnswerPlace,
 }
 
 /// Returns the body of an answer that holds a place. The place is given back once the client has read the body. After [`READ_WITHIN`], it is
 /// given back in any case: the rest of the body is dropped, and the stream fails.
-pub(super) fn until_read(body: Body, place: OwnedSemaphorePermit) -> Body {
+pub(super) fn until_read(body: Body, place: AnswerPlace) -> Body {
     if body.is_end_stream() {
         return body;
     }
@@ -191,10 +200,12 @@ mod tests {
         assert_eq!(read(&mut unread[1]).await.unwrap().unwrap(), PIECE_BYTES);
         sleep(READ_WITHIN + Duration::from_millis(1)).await;
         drop(held);
+        let is_free_for_long = || places.clone().place(true).now_or_never().is_some();
         let long = places.clone().place(true).await.unwrap();
-        assert!(!is_free(), "a long answer needs all places");
+        assert!(is_free() && !is_free_for_long(), "a long answer waits for another, and others do not");
         drop(long);
-        assert_eq!(places.0.available_permits(), UNREAD as usize);
+        assert!(is_free_for_long());
+        assert_eq!(places.all.available_permits(), UNREAD);
         let error = read(&mut unread[1]).await.unwrap().unwrap_err();
         assert_eq!(error.message(), "the answer was not read within 30 s");
         assert!(read(&mut unread[1]).await.is_none());

@@ -341,6 +341,9 @@ async fn a_tunnel_that_leaves_passes_over_a_relay_that_puts_requests_off_for_a_w
     uplink.put_off(&lines[2].link().unwrap(), Some(hour));
     assert_eq!(path_of(Some(&lines[0])).await, 1);
     assert_eq!(path_of(None).await, 2, "a new tunnel is told by the relay");
+    assert!(uplink.has_willing(), "so it need not wait");
+    uplink.put_off(&lines[1].link().unwrap(), Some(hour));
+    assert!(!uplink.has_willing());
 
     let left = LinkId::unused(&lines[0]);
     tokio::time::pause();

@@ -101,8 +101,10 @@ impl Carrier {
                 Ok(opened) => return (opened, false),
                 Err(error) => {
                     let wait = backoff.failed(Instant::now(), random()).unwrap_or_default();
-                    let pause = wait.max(error.retry_after().unwrap_or_default());
-                    access.uplink.pause(&place, pause).await;
+                    let asked = error.retry_after();
+                    if asked.is_none() || !access.uplink.has_willing() {
+                        access.uplink.pause(&place, wait.max(asked.unwrap_or_default())).await;
+                    }
                 }
             }
         }

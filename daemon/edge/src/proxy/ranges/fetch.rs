@@ -16,7 +16,7 @@ use super::{
     answer::WholeAnswer,
     origin::{OriginConnection, Tunnels},
     plan::{FetcherId, RangePlan},
-    setbacks::Setbacks,
+    setbacks::{Setbacks, Standing, Standings},
 };
 use crate::connect::NotOpenedOn;
 
@@ -37,6 +37,7 @@ pub struct DividedDownload {
     asked: Vec<u8>,
     whole: WholeAnswer,
     plan: Mutex<RangePlan>,
+    standings: Mutex<Standings>,
     /// Notified when the client may take bytes.
     arrived: Notify,
     /// Notified when fetchers may take or receive more, or less.
@@ -59,6 +60,8 @@ pub struct Begun {
 enum Failure {
     /// The tunnel, or the connection to the server, ended or fell silent, though the path works.
     Lost,
+    /// The server has not begun to answer in time.
+    Silent,
     /// The path does not work now, or takes no tunnels.
     PathLost,
     /// The server says that it cannot serve the request now.
@@ -97,8 +100,8 @@ impl DividedDownload {
     /// Returns the download for an answer to the request `asked`, of which nothing has arrived. `failed` counts ranges to be fetched again.
     pub fn new(tunnels: Arc<Tunnels>, asked: &[u8], whole: WholeAnswer, failed: Counter) -> Arc<Self> {
         let plan = Mutex::new(RangePlan::new(whole.bytes, Instant::now()));
-        let (arrived, moved) = (Notify::new(), Notify::new());
-        Arc::new(Self { tunnels, asked: asked.to_vec(), whole, plan, arrived, moved, failed })
+        let (standings, arrived, moved) = Default::default();
+        Arc::new(Self { tunnels, asked: asked.to_vec(), whole, plan, standings, arrived, moved, failed })
     }
 
     /// Waits for the next bytes for the client; `None` after the last ones.
@@ -142,7 +145,7 @@ impl DividedDownload {
                         return Some((path, begun));
                     }
                 }
-                Err(Failure::Lost | Failure::PathLost) => {}
+                Err(Failure::Lost | Failure::Silent | Failure::PathLost) => {}
                 Err(Failure::Busy | Failure::Refused) => return None,
             }
         }
@@ -161,7 +164,10 @@ impl DividedDownload {
         let lost = || Failure::on(&line);
         connection.send(&request).await.map_err(|_| lost())?;
         let head = tokio::select! {
-            head = timeout(stall, connection.head()) => head.map_err(|_| lost())?,
+            head = timeout(stall, connection.head()) => head.map_err(|_| match lost() {
+                Failure::Lost => Failure::Silent,
+                other => other,
+            })?,
             () = line.silenced() => return Err(Failure::PathLost),
         };
         let (head, len) = head.map_err(|_| Failure::Refused)?.ok_or_else(lost)?;
@@ -186,10 +192,12 @@ impl DividedDownload {
         }
     }
 
-    /// Fetches ranges over one path, until aborted, or until the server refuses one or [fails too often](Setbacks). The first one may have
-    /// `begun`.
+    /// Fetches ranges over one path, until aborted, or until the server refuses one, or has [failed](Setbacks) all fetchers too often. The
+    /// first range may have `begun`.
     pub async fn fetch(self: Arc<Self>, fetcher: FetcherId, path: usize, mut begun: Option<Begun>) {
         let (mut kept, mut setbacks) = (None, Setbacks::default());
+        let note = |standing| self.standings.lock().note(fetcher, standing);
+        note(Standing::Works);
         loop {
             let mut current = match begun.take() {
                 Some(begun) => begun,
@@ -197,16 +205,14 @@ impl DividedDownload {
                     let was_used = kept.is_some();
                     match self.ask(fetcher, path, kept.take(), setbacks.stall()).await {
                         Ok(begun) => begun,
-                        Err(Failure::Refused) => return,
+                        Err(Failure::Refused) => return self.standings.lock().remove(fetcher),
                         // Servers close connections that were used, and accept new ones at once.
                         Err(Failure::Lost | Failure::PathLost) if was_used => continue,
-                        Err(Failure::PathLost) => {
+                        Err(failure) => {
+                            if !note(standing(&failure, &mut setbacks)) {
+                                return;
+                            }
                             sleep(setbacks.pause()).await;
-                            continue;
-                        }
-                        Err(Failure::Lost | Failure::Busy) => {
-                            let Some(pause) = setbacks.failed() else { return };
-                            sleep(pause).await;
                             continue;
                         }
                     }
@@ -216,6 +222,7 @@ impl DividedDownload {
             let received = self.receive(fetcher, &mut current).await;
             if current.bytes < asked {
                 setbacks.advanced();
+                note(Standing::Works);
             }
             match received {
                 Received::All => kept = current.persists.then_some(current.connection),
@@ -224,9 +231,10 @@ impl DividedDownload {
                     let failure = Failure::on(current.connection.place.line());
                     drop(current);
                     self.give_back(fetcher);
-                    let pause = if let Failure::Lost = failure { setbacks.failed() } else { Some(setbacks.pause()) };
-                    let Some(pause) = pause else { return };
-                    sleep(pause).await;
+                    if !note(standing(&failure, &mut setbacks)) {
+                        return;
+                    }
+                    sleep(setbacks.pause()).await;
                 }
             }
         }
@@ -307,6 +315,16 @@ impl DividedDownload {
     }
 }
 
+/// Returns how a fetcher stands after a failure.
+fn standing(failure: &Failure, setbacks: &mut Setbacks) -> Standing {
+    match failure {
+        Failure::PathLost => return Standing::PathFails,
+        Failure::Silent => setbacks.stalled(),
+        Failure::Lost | Failure::Busy | Failure::Refused => {}
+    }
+    setbacks.failed()
+}
+
 #[cfg(test)]
 mod tests {
     use std::net::{Ipv4Addr, SocketAddr};
@@ -333,16 +351,21 @@ mod tests {
         let tunnels = Arc::new(Tunnels::new(&Shared::with(access, 1), &client, &target));
         let head = b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\nAccept-Ranges: bytes\r\nETag: \"a\"\r\n\r\n";
         let whole = answer::head(head).unwrap().unwrap().0.whole().unwrap();
-        let download = DividedDownload::new(tunnels, b"GET / HTTP/1.1\r\n\r\n", whole, Counter::default());
-        let fetching = || download.clone().fetch(download.add(None), 0, None);
+        let new =
+            || DividedDownload::new(tunnels.clone(), b"GET / HTTP/1.1\r\n\r\n", whole.clone(), Counter::default());
+        let download = new();
+        let fetching = |download: &Arc<DividedDownload>| download.clone().fetch(download.add(None), 0, None);
         let line = uplink.lines().remove(0);
 
         // From here on, nothing but waits takes time.
         tokio::time::pause();
-        timeout(Duration::from_secs(30), fetching()).await.expect("it asks for ever");
+        timeout(Duration::from_secs(30), fetching(&download)).await.expect("it asks for ever");
         assert_eq!(relay.requests(), 7);
         running.abort();
         line.doubt(true);
-        assert!(timeout(Duration::from_secs(86_400), fetching()).await.is_err(), "the path may return");
+        timeout(Duration::from_secs(30), fetching(&download))
+            .await
+            .expect("the others have ended, and this one has no path");
+        assert!(timeout(Duration::from_secs(86_400), fetching(&new())).await.is_err(), "the path may return");
     }
 }
