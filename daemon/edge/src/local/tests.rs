@@ -338,8 +338,8 @@ async fn a_tunnel_that_only_receives_makes_room_when_the_relay_allows_no_more() 
     assert_eq!((relay.open(), counters.sources_evicted.get()), (2, 0));
 }
 
-/// A local address with one sender, whose tunnel has to leave the first of `paths`, and which the relay of the second has just told to ask
-/// again in an hour.
+/// Returns a local address with one sender. Its tunnel has to leave the first of `paths`, and the relay `second` has refused the move:
+/// its `Retry-After` is an hour.
 async fn put_off<const N: usize>(paths: &SeveralPaths<N>, second: &TestRelay) -> Local {
     let counters = Arc::<LocalAddressCounters>::default();
     let mut local = local(paths.uplink.clone(), &counters, (Duration::from_millis(10), PATIENCE));

@@ -9,6 +9,7 @@ use ::engines::{
 use tokio::{task::yield_now, time::timeout};
 
 use super::*;
+use crate::message;
 
 const CLOSED: &str = "http://127.0.0.1:1/v1";
 
@@ -183,14 +184,7 @@ async fn a_reload_keeps_what_is_known_of_engines_and_the_hashes_of_prompts() {
     for (health_path, is_usable) in [(Some("/health"), false), (None, true)] {
         let after = make(&[other, hung], vec![key()], health_path, Some(&before));
         assert_eq!(after.models[0].engines.loads(), [(0, true), (0, is_usable)], "{health_path:?}");
-        let head = RequestHead {
-            method: "POST".into(),
-            scheme: None,
-            authority: None,
-            path: None,
-            protocol: None,
-            fields: Vec::new(),
-        };
+        let head = message::head(&hyper::Request::post("/").body(()).unwrap().into_parts().0);
         let of = |gateway: &Gateway| gateway.prefixes.of(&head, None, &[b'x'; 600]);
         assert_eq!(of(&before), of(&after));
     }
