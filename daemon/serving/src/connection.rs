@@ -113,7 +113,8 @@ pub(crate) async fn serve<A, F, B, E>(
     let answer = service_fn(|request| {
         // Over HTTP/1.1, an answer that is not taken ends the connection.
         let is_untaken = if version == HttpVersion::Two { Arc::default() } else { of_connection.clone() };
-        let answer = answer(request, requests.begin(is_untaken.clone()));
+        // The future of a request is large, and hyper keeps room for it as long as a connection by HTTP/1.1 or an answer by HTTP/2 lives.
+        let answer = Box::pin(answer(request, requests.begin(is_untaken.clone())));
         async move {
             patience::noting_untaken(is_untaken);
             let taken = if version == HttpVersion::Two { TakenBody::in_parts } else { TakenBody::whole };

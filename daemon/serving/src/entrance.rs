@@ -310,16 +310,17 @@ async fn race<W: GatewayAccess>(
         let outcome = first.begin(gateways, body, may_leave).await;
         return (outcome, first);
     };
-    let beginning = async move {
+    // Few requests have a copy, and the others have no room for one.
+    let beginning = Box::pin(async move {
         let outcome = first.begin(gateways, body, true).await;
         (outcome, first)
-    };
-    let copying = async {
+    });
+    let copying = Box::pin(async {
         let (request, place) = gateways.copy(other_path, head()).await?;
         let mut copy = Answer::new(gateways, request, place);
         let outcome = copy.begin(gateways, body, true).await;
         Some((outcome, copy))
-    };
+    });
     let (won, is_copy) = winner(beginning, copying).await;
     if is_copy {
         gateways.copy_was_first(won.1.place());
