@@ -118,6 +118,8 @@ pub async fn run(serving: &Serving) -> Result<()> {
                 Err(error) => println!("FAILED {config}, {}: {error:#}", peer.name()),
             }
         }
+        // No peer always follows the same one.
+        peers.rotate_left(1);
     }
     for (metric, name) in [
         ("first token, median", "added to the first token, median"),
