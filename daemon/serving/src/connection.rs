@@ -106,20 +106,15 @@ pub(crate) async fn serve<A, F, B, E>(
     F: Future<Output = Result<Response<B>, E>> + Send + 'static,
     B: Body<Data = Bytes> + Unpin + Send + 'static,
     B::Error: Into<Box<dyn Error + Send + Sync>>,
-    E: Into<Box<dyn Error + Send + Sync>>,
+    E: Into<Box<dyn Error + Send + Sync>> + 'static,
 {
     let ConnectionTerms { version, idle, patience, mut ending } = terms;
     let (requests, of_connection) = (Arc::<Requests>::default(), Arc::<AtomicBool>::default());
     let answer = service_fn(|request| {
         // Over HTTP/1.1, an answer that is not taken ends the connection.
         let is_untaken = if version == HttpVersion::Two { Arc::default() } else { of_connection.clone() };
-        // The future of a request is large, and hyper keeps room for it as long as a connection by HTTP/1.1 or an answer by HTTP/2 lives.
-        let answer = Box::pin(answer(request, requests.begin(is_untaken.clone())));
-        async move {
-            patience::noting_untaken(is_untaken);
-            let taken = if version == HttpVersion::Two { TakenBody::in_parts } else { TakenBody::whole };
-            answer.await.map(|answer| answer.map(taken))
-        }
+        let answer = answer(request, requests.begin(is_untaken.clone()));
+        offered(answer, version, is_untaken)
     });
     let served = match version {
         HttpVersion::One => {
@@ -182,6 +177,24 @@ pub(crate) async fn serve<A, F, B, E>(
     };
     if let Err(error) = served {
         tracing::debug!("client left: {error}");
+    }
+}
+
+/// Makes the answer to a request, with a body that gives up on a client that takes nothing of it. hyper keeps room for this future as long
+/// as a connection by HTTP/1.1 or an answer by HTTP/2 lives, so it has none for `answer`, which is large.
+fn offered<B, E>(
+    answer: impl Future<Output = Result<Response<B>, E>> + Send,
+    version: HttpVersion,
+    is_untaken: Arc<AtomicBool>,
+) -> impl Future<Output = Result<Response<TakenBody<B>>, E>> + Send
+where
+    B: Body<Data = Bytes> + Unpin + Send,
+{
+    let answer = Box::pin(answer);
+    async move {
+        patience::noting_untaken(is_untaken);
+        let taken = if version == HttpVersion::Two { TakenBody::in_parts } else { TakenBody::whole };
+        answer.await.map(|answer| answer.map(taken))
     }
 }
 
@@ -295,6 +308,17 @@ mod tests {
         untaken: Arc<AtomicUsize>,
         /// Of each request, whether its client took nothing of the answer for too long.
         blamed: Arc<Mutex<Vec<Arc<AtomicBool>>>>,
+    }
+
+    #[test]
+    fn a_connection_has_no_room_for_the_future_of_a_request() {
+        let large = async {
+            let room = [0; 1 << 16];
+            tokio::task::yield_now().await;
+            Ok::<_, Infallible>(Response::new(Full::from(room.to_vec())))
+        };
+        let offered = offered(large, HttpVersion::Two, Arc::default());
+        assert!(size_of_val(&offered) <= 256, "{} bytes", size_of_val(&offered));
     }
 
     impl Server {
