@@ -7,6 +7,7 @@ use std::{
     convert::Infallible,
     io,
     net::SocketAddr,
+    pin::Pin,
     sync::{Arc, atomic::AtomicBool},
     time::Duration,
 };
@@ -143,12 +144,12 @@ impl Hall {
     async fn welcome(self: Arc<Self>, stream: TcpStream, from: SocketAddr) {
         let (newcomer, mut leave) = self.newcomers.enter(from.ip());
         let Some(shown) = &self.shown.0 else {
-            let serving = async {
+            let serving = Box::pin(async {
                 match HttpVersion::of_beginning(&stream, self.idle).await {
                     Ok(version) => self.serve(stream, version, from, newcomer).await,
                     Err(error) => tracing::debug!(client = %from, "client left: {error}"),
                 }
-            };
+            });
             return self.unless_evicted(serving, leave, from).await;
         };
         let acceptor = TlsAcceptor::from(shown.load_full());
@@ -163,16 +164,16 @@ impl Hall {
             Ok(stream) => {
                 let is_two = stream.get_ref().1.alpn_protocol() == Some(b"h2");
                 let version = if is_two { HttpVersion::Two } else { HttpVersion::One };
-                self.unless_evicted(self.serve(stream, version, from, newcomer), leave, from).await;
+                self.unless_evicted(Box::pin(self.serve(stream, version, from, newcomer)), leave, from).await;
             }
             Err(why) => tracing::debug!(client = %from, why, "refused a client of the gateway"),
         }
     }
 
-    /// Serves a client until it leaves, or is evicted.
+    /// Serves a client until it leaves, or is evicted. Each level of calls would have room for `serving`, which is large, if it had no box.
     async fn unless_evicted(
         &self,
-        serving: impl Future<Output = ()>,
+        serving: Pin<Box<impl Future<Output = ()>>>,
         leave: oneshot::Receiver<Infallible>,
         from: SocketAddr,
     ) {
