@@ -7,8 +7,7 @@ use instruments::origin::Trees;
 use serde::Deserialize;
 
 /// Files with rows of commits that are no longer in the repository, from before rows named trees.
-const TREES_UNKNOWN: [(&str, &str); 3] =
-    [("routing-fig4-6.json", "4bb9190"), ("routing-table3-4.json", "4bb9190"), ("serving-before.json", "98b5aae")];
+const TREES_UNKNOWN: [(&str, &str); 1] = [("serving-before.json", "98b5aae")];
 
 /// The origin in a row of any kind.
 #[derive(Deserialize)]
