@@ -118,7 +118,7 @@ pub async fn run(serving: &Serving) -> Result<()> {
                 Err(error) => println!("FAILED {config}, {}: {error:#}", peer.name()),
             }
         }
-        // No peer always follows the same one.
+        // Each peer begins a round in its turn. Their circle stays, so a peer mostly follows the same one.
         peers.rotate_left(1);
     }
     for (metric, name) in [
