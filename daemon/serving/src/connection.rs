@@ -310,17 +310,6 @@ mod tests {
         blamed: Arc<Mutex<Vec<Arc<AtomicBool>>>>,
     }
 
-    #[test]
-    fn a_connection_has_no_room_for_the_future_of_a_request() {
-        let large = async {
-            let room = [0; 1 << 16];
-            tokio::task::yield_now().await;
-            Ok::<_, Infallible>(Response::new(Full::from(room.to_vec())))
-        };
-        let offered = offered(large, HttpVersion::Two, Arc::default());
-        assert!(size_of_val(&offered) <= 256, "{} bytes", size_of_val(&offered));
-    }
-
     impl Server {
         fn new(version: HttpVersion, answer_bytes: usize) -> (Self, DuplexStream) {
             Self::with_idle(IDLE, version, answer_bytes)
@@ -352,6 +341,17 @@ mod tests {
         fn untaken(&self) -> usize {
             self.untaken.load(Relaxed)
         }
+    }
+
+    #[test]
+    fn a_connection_has_no_room_for_the_future_of_a_request() {
+        let large = async {
+            let room = [0; 1 << 16];
+            tokio::task::yield_now().await;
+            Ok::<_, Infallible>(Response::new(Full::from(room.to_vec())))
+        };
+        let offered = offered(large, HttpVersion::Two, Arc::default());
+        assert!(size_of_val(&offered) <= 256, "{} bytes", size_of_val(&offered));
     }
 
     #[tokio::test(start_paused = true)]

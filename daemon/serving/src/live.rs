@@ -93,7 +93,7 @@ impl LiveRequest {
     /// Notes that it waits for an engine of a model; its class and its budget are known by then.
     pub fn waits(&self, class: &str, model: &Arc<str>, budget: Option<Duration>) {
         *self.open.known.lock() = (class.to_owned(), model.clone(), budget);
-        self.open.stage.store(Stage::Waits as u8, Relaxed);
+        self.waits_again();
     }
 
     /// Notes that it waits for another engine of its model.
