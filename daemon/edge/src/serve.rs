@@ -265,16 +265,17 @@ impl ToGateways {
         CountedRequest { place, model, health: self.health.clone() }
     }
 
-    /// Sends the head of a request over a connection.
+    /// Sends the head of a request over a connection, on the terms of the time at which it leaves.
     async fn send(
         &self,
         link: Link,
-        terms: &Terms,
+        terms: impl FnOnce() -> Terms + Send,
         counted: CountedRequest,
-        head: RequestHead,
+        head: impl FnOnce() -> RequestHead + Send,
     ) -> Result<(Request, RequestAtGateway), h3::Error> {
         let (request, first) = link.relay.ask_itself(head).await?;
-        request.set_terms(terms);
+        let terms = terms();
+        request.set_terms(&terms);
         let traffic = Arc::new(Traffic::of([Some(self.moved.clone()), None]));
         link.carries_traffic(traffic.clone(), &terms.class, terms.signal.as_ref());
         Ok((request, RequestAtGateway { link, traffic, _first: first, counted }))
@@ -304,11 +305,10 @@ impl GatewayAccess for ToGateways {
             self.choose(model, tried).ok_or_else(|| NotAsked::NoGateway("no gateway is configured".into()))?;
         let chosen = counted.place;
         let asking = async {
+            // The waits for a connection and for a stream are a part of the request's time.
             let (link, copy) = access.places_for_request(&terms(), body_bytes as u64).await?;
-            // The wait for a connection was a part of the request's time.
-            let terms = terms();
-            let (request, place) = self.send(link, &terms, counted, head()).await.map_err(NoConnection::Lost)?;
-            let other_path = copy.map(|link| CopyPath { link, terms, place: chosen, model });
+            let (request, place) = self.send(link, &terms, counted, head).await.map_err(NoConnection::Lost)?;
+            let other_path = copy.map(|link| CopyPath { link, terms: terms(), place: chosen, model });
             Ok(Asked { request, place, other_path })
         };
         let asked = timeout(ANSWER_TIMEOUT, asking).await.unwrap_or(Err(NoConnection::NoAnswer));
@@ -327,11 +327,15 @@ impl GatewayAccess for ToGateways {
         asked.map_err(|error: NoConnection| NotAsked::NoGateway(error.to_string()))
     }
 
-    async fn copy(&self, path: CopyPath, head: RequestHead) -> Option<(Request, RequestAtGateway)> {
+    async fn copy(
+        &self,
+        path: CopyPath,
+        head: impl FnOnce() -> RequestHead + Send,
+    ) -> Option<(Request, RequestAtGateway)> {
         let CopyPath { link, terms, place, model } = path;
         let access = self.accesses.get(place)?;
-        let asked =
-            timeout(ANSWER_TIMEOUT, self.send(link, &terms, self.count(place, model), head)).await.ok()?.ok()?;
+        let asked = self.send(link, || terms, self.count(place, model), head);
+        let asked = timeout(ANSWER_TIMEOUT, asked).await.ok()?.ok()?;
         access.uplink.note_copy();
         Some(asked)
     }
@@ -437,7 +441,7 @@ mod tests {
         let line = link.line().clone();
         let left = || line.placed(Duration::from_secs(1)).iter().map(|placed| placed.bytes).collect::<Vec<_>>();
         let terms = Arc::<Class>::default().terms(None);
-        let (_request, place) = gateways.send(link, &terms, gateways.count(0, 0), head()).await.unwrap();
+        let (_request, place) = gateways.send(link, || terms, gateways.count(0, 0), head).await.unwrap();
         place.traffic.add_up(100, 0);
         let usual = left();
         let answer = |length: &str| {
@@ -449,6 +453,42 @@ mod tests {
         assert_eq!(answer("9000000"), [9_000_000]);
         place.traffic.add_down(8_000_000, 0);
         assert_eq!((left(), left()), (vec![8_000_000], vec![1_000_000]), "a second later, its rate is zero");
+        running.abort();
+    }
+
+    #[tokio::test]
+    async fn a_request_that_waits_for_its_turn_has_the_head_and_terms_of_the_time_at_which_it_leaves() {
+        let relay = TestRelay::start(Does::SayNothing, true);
+        let access = access_to(relay.endpoint(), UplinkResources::default());
+        let (uplink, health) = (access.uplink.clone(), Arc::new(Mutex::new(vec![GatewayHealth::default()])));
+        let running = start(&uplink);
+        let gateways = ToGateways { moved: Arc::default(), accesses: vec![access], health };
+        let reads = std::sync::atomic::AtomicUsize::new(0);
+        let read = || reads.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let terms = || {
+            read();
+            Arc::<Class>::default().terms(None)
+        };
+        let head = || {
+            read();
+            head()
+        };
+        let link = uplink.link().await.unwrap();
+        let mut unanswered = vec![gateways.send(link, terms, gateways.count(0, 0), head).await.unwrap()];
+        let mut waiting = loop {
+            assert!(unanswered.len() < 1_000, "a stranger's requests have a bound");
+            let link = uplink.link().await.unwrap();
+            let mut sending = Box::pin(gateways.send(link, terms, gateways.count(0, 0), head));
+            match (&mut sending).now_or_never() {
+                Some(sent) => unanswered.push(sent.unwrap()),
+                None => break sending,
+            }
+        };
+        assert_eq!(reads.load(std::sync::atomic::Ordering::Relaxed), 2 * unanswered.len());
+        assert!((&mut waiting).now_or_never().is_none());
+        unanswered.pop();
+        waiting.await.unwrap();
+        assert_eq!(reads.load(std::sync::atomic::Ordering::Relaxed), 2 * (unanswered.len() + 2));
         running.abort();
     }
 

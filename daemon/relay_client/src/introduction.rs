@@ -15,7 +15,7 @@ impl RelayConnection {
     /// # Errors
     /// The connection or the request's stream ended before there was an answer.
     pub async fn introduce(&self) -> Result<Option<CredentialsRefused>, h3::Error> {
-        let (mut request, _waiting) = self.ask_itself(request::ping_request()).await?;
+        let (mut request, _waiting) = self.ask_itself(request::ping_request).await?;
         request.send.finish();
         loop {
             match request.recv.part().await? {

@@ -226,24 +226,27 @@ impl RelayConnection {
         Ok(request)
     }
 
-    /// Sends the head of a request to the relay itself, with the credentials that it needs. The caller reads the answer, and
-    /// reports its end by dropping the returned [`FirstRequest`]. The answer to a request with content may take long, so as long as
+    /// Sends the head of a request to the relay itself, with the credentials that it needs. The head is asked for when it can leave: the
+    /// relay's settings, its answers to earlier requests of a stranger and its stream credit may be waited for. The caller reads the answer,
+    /// and reports its end by dropping the returned [`FirstRequest`]. The answer to a request with content may take long, so as long as
     /// we may be strangers, the relay is asked for an interim response (100, RFC 9110 §10.1.1), on which the caller calls
     /// [`let_in`](Self::let_in).
     ///
     /// # Errors
     /// The connection ended, or the relay is shutting down.
-    pub async fn ask_itself(&self, mut head: RequestHead) -> Result<(Request, FirstRequest), h3::Error> {
+    pub async fn ask_itself(&self, head: impl FnOnce() -> RequestHead) -> Result<(Request, FirstRequest), h3::Error> {
         // Not on a stream that must not be sent on.
         self.client.wait_for_settings().await?;
-        head.authority = Some(Bytes::copy_from_slice(self.template.authority().as_bytes()));
-        head.fields.extend(self.bearer.as_deref().map(request::proxy_authorization));
         // The semaphore is never closed, so there is always a permit.
         let waiting = self.first.clone().acquire_owned().await.ok();
+        let reserved = self.client.reserve().await?;
+        let mut head = head();
+        head.authority = Some(Bytes::copy_from_slice(self.template.authority().as_bytes()));
+        head.fields.extend(self.bearer.as_deref().map(request::proxy_authorization));
         if self.first.available_permits() < FIRST_REQUESTS && head.field("content-length").is_some() {
             head.fields.push(Field::new("expect", "100-continue"));
         }
-        let request = self.client.request(&head).await?;
+        let request = self.client.request_on(reserved, &head)?;
         request.flow.refuse_datagrams();
         Ok((request, FirstRequest { _waiting: waiting }))
     }

@@ -316,7 +316,7 @@ async fn race<W: GatewayAccess>(
         (outcome, first)
     });
     let copying = Box::pin(async {
-        let (request, place) = gateways.copy(other_path, head()).await?;
+        let (request, place) = gateways.copy(other_path, head).await?;
         let mut copy = Answer::new(gateways, request, place);
         let outcome = copy.begin(gateways, body, true).await;
         Some((outcome, copy))

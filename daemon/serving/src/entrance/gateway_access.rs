@@ -34,7 +34,7 @@ pub trait GatewayAccess: Send + Sync + 'static {
     type OtherPath: Send;
 
     /// Sends a request's head to a gateway, with the credentials for the gateway, on these terms. The head and the terms depend on the
-    /// time that has passed, so that they are asked for once there is a connection. If there are several gateways, chooses one that
+    /// time that has passed, so that they are asked for once there is a stream for them. If there are several gateways, chooses one that
     /// was not `tried`, and adds it there. The request asks for the model with the hash `model`; its body has `body_bytes`.
     ///
     /// # Errors
@@ -52,7 +52,7 @@ pub trait GatewayAccess: Send + Sync + 'static {
     fn copy(
         &self,
         path: Self::OtherPath,
-        head: RequestHead,
+        head: impl FnOnce() -> RequestHead + Send,
     ) -> impl Future<Output = Option<(Request, Self::Place)>> + Send;
 
     /// Notes that the answer to a copy arrived before the original's.

@@ -112,7 +112,7 @@ impl GatewayAccess for Nowhere {
         Err(NotAsked::NoGateway(format!("for {body_bytes} bytes")))
     }
 
-    async fn copy(&self, (): (), _: RequestHead) -> Option<(Request, ())> {
+    async fn copy(&self, (): (), _: impl FnOnce() -> RequestHead + Send) -> Option<(Request, ())> {
         None
     }
 
@@ -332,7 +332,7 @@ impl GatewayAccess for Pair {
         Ok(Asked { request, place, other_path: None })
     }
 
-    async fn copy(&self, (): (), _: RequestHead) -> Option<(Request, usize)> {
+    async fn copy(&self, (): (), _: impl FnOnce() -> RequestHead + Send) -> Option<(Request, usize)> {
         None
     }
 

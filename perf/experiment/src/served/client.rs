@@ -107,7 +107,7 @@ impl Client {
         let body = Bytes::from(body(class));
         match self {
             Self::Three(client) => {
-                let (mut request, first) = client.relay.ask_itself(head(class, body.len())).await?;
+                let (mut request, first) = client.relay.ask_itself(|| head(class, body.len())).await?;
                 request.send.send(h3::data_frame(&body)).await?;
                 request.send.finish();
                 while let Some(part) = request.recv.part().await? {
