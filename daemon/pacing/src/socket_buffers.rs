@@ -95,11 +95,17 @@ impl Buffer {
     /// Returns the size that the buffer has in the end.
     fn ask(&self, socket: &Socket, bytes: usize, larger: Larger, may_force: bool) -> io::Result<usize> {
         let bytes = bytes.min(MOST_BYTES);
-        let (before, wanted) = ((self.size)(socket)?, 2 * bytes);
+        let wanted = 2 * bytes;
+        let is_forced = || may_force && self.force(socket, bytes);
+        // Each tunnel opens a socket: the size before is not read where it does not matter.
+        if larger == Larger::Reduce && is_forced() {
+            return Ok(wanted);
+        }
+        let before = (self.size)(socket)?;
         if before == wanted || (before > wanted && larger == Larger::Keep) {
             return Ok(before);
         }
-        if may_force && self.force(socket, bytes) {
+        if larger == Larger::Keep && is_forced() {
             return Ok(wanted);
         }
         // If the size exceeds the kernel's limit, the kernel sets the limit instead, which may be less than the buffer has now.
