@@ -129,6 +129,7 @@ pub fn rows(old: &Config, new: &Config) -> Vec<ChangeRow> {
         io: Restart ["transport.io"],
         quantum: Restart ["transport.quantum_us"],
         min_paced_rtt: Restart ["transport.min_paced_rtt_us"],
+        coalesce: Restart ["transport.coalesce_us"],
     }));
     rows.extend(rows!(&[(&old.kernel, &new.kernel)], Kernel within [] {
         devices: Restart ["kernel.devices"],

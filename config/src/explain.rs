@@ -1,6 +1,6 @@
 //! Explains a configuration in words.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use crate::{
     Config,
@@ -50,7 +50,8 @@ pub fn explain(config: &Config, now: SystemTime) -> String {
 }
 
 fn transport(transport: &TransportSettings) -> String {
-    let TransportSettings { initial_mtu, max_mtu, congestion, keep_alive, io, quantum, min_paced_rtt } = transport;
+    let TransportSettings { initial_mtu, max_mtu, congestion, keep_alive, io, quantum, min_paced_rtt, coalesce } =
+        transport;
     let keep_alive = keep_alive.map_or("no keep-alive".into(), |every| format!("keep-alive every {every:?}"));
     let departures = match io {
         PacketIo::Paced => {
@@ -58,9 +59,13 @@ fn transport(transport: &TransportSettings) -> String {
         }
         PacketIo::Stock => "bursts of s2n-quic".into(),
     };
+    let coalescing = match coalesce {
+        &Duration::ZERO => String::new(),
+        coalesce => format!(", events gathered for {coalesce:?} under load"),
+    };
     format!(
         "transport: packets of {initial_mtu} bytes at first and {max_mtu} at most, congestion control {congestion}, \
-         {keep_alive}, {departures}"
+         {keep_alive}, {departures}{coalescing}"
     )
 }
 

@@ -24,6 +24,8 @@ pub struct TransportSettings {
     pub quantum: Duration,
     /// Packets on paths with a shorter smoothed round trip have no departure times.
     pub min_paced_rtt: Duration,
+    /// How long a busy thread that moves packets lets events gather before it handles them; zero if it handles each at once.
+    pub coalesce: Duration,
 }
 
 impl Default for TransportSettings {
@@ -36,6 +38,7 @@ impl Default for TransportSettings {
             io: PacketIo::Paced,
             quantum: Duration::from_micros(125),
             min_paced_rtt: Duration::from_millis(2),
+            coalesce: Duration::ZERO,
         }
     }
 }
@@ -79,7 +82,8 @@ pub(crate) fn walk(section: &mut Section<'_>, of: &TransportSettings) -> Transpo
     let io = section.value("io", of.io);
     let quantum = section.number("quantum_us", 0..=1_000, of.quantum.as_micros() as u64);
     let min_paced_rtt = section.number("min_paced_rtt_us", 0..=1_000_000, of.min_paced_rtt.as_micros() as u64);
-    let [quantum, min_paced_rtt] = [quantum, min_paced_rtt].map(Duration::from_micros);
+    let coalesce = section.number("coalesce_us", 0..=5_000, of.coalesce.as_micros() as u64);
+    let [quantum, min_paced_rtt, coalesce] = [quantum, min_paced_rtt, coalesce].map(Duration::from_micros);
     let keep_alive = (!keep_alive.is_zero()).then_some(keep_alive);
-    TransportSettings { initial_mtu, max_mtu, congestion, keep_alive, io, quantum, min_paced_rtt }
+    TransportSettings { initial_mtu, max_mtu, congestion, keep_alive, io, quantum, min_paced_rtt, coalesce }
 }

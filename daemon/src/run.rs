@@ -19,6 +19,7 @@ use enforcement::{
     Enforcement,
     confinement::{self, Process},
 };
+use pacing::coalescing;
 use sd_notify::NotifyState;
 use state::FolderClaim;
 use tokio::runtime;
@@ -141,7 +142,7 @@ fn start(config: Config, file: Option<&Path>) -> Result<()> {
         .build()
         .context("failed to start the control thread")?;
     enforcement.iter_mut().for_each(|enforcement| enforcement.watch(control.handle()));
-    let data = runtime::Builder::new_current_thread().enable_all().build().context("failed to start the runtime")?;
+    let data = coalescing::runtime(config.transport.coalesce).context("failed to start the runtime")?;
     let access = parts.access.clone();
     access.set(&config.log);
     control.spawn(access.clone().keep_summarising());

@@ -22,6 +22,7 @@ use config::{
     targets::Protocol,
 };
 use enforcement::advice;
+use pacing::coalescing;
 use quic::{
     datagrams::{Datagrams, QueueLimits},
     endpoint::{self, Admission, Transport},
@@ -31,7 +32,7 @@ use quic::{
 use relay::{Relay, RelayMetrics};
 use role::bind_error::BindError;
 use s2n_quic_platform::syscall::bind_udp;
-use tokio::{runtime, sync::oneshot, task::JoinSet, time::sleep};
+use tokio::{sync::oneshot, task::JoinSet, time::sleep};
 
 use crate::{
     activation,
@@ -126,6 +127,8 @@ pub struct Endpoints {
     pub transport: Transport,
     /// How many workers there are.
     pub workers: usize,
+    /// How long a busy worker lets events gather.
+    pub coalesce: Duration,
     /// The listeners, and their certificates.
     pub listeners: Vec<(ListenerSettings, ServerTls)>,
     /// The number of each listener's class, for new connection IDs.
@@ -201,7 +204,7 @@ impl Endpoints {
     ) -> Result<impl Future<Output = Result<()>> + Send + 'static> {
         let (started, has_started) = oneshot::channel();
         let (ended, has_ended) = oneshot::channel();
-        let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+        let runtime = coalescing::runtime(self.coalesce)?;
         let work = async move {
             match self.start(worker, sockets) {
                 // If the daemon is ending, the receivers are gone.

@@ -53,6 +53,8 @@ pub(super) struct RelayRole {
     pub(super) ledger: Arc<QuotaLedger>,
     /// How long tunnels may continue after SIGTERM.
     pub(super) drain: Duration,
+    /// How long a busy worker lets events gather.
+    coalesce: Duration,
     host_addresses: HostAddresses,
     secret: Secret,
     steering: Steering,
@@ -104,6 +106,7 @@ impl RelayRole {
             open: Arc::new(AtomicBool::new(true)),
             ledger,
             drain: settings.drain,
+            coalesce: config.transport.coalesce,
             host_addresses,
             secret,
             steering,
@@ -135,6 +138,7 @@ impl RelayRole {
             relay: self.relay.clone(),
             transport,
             workers: sockets.len(),
+            coalesce: self.coalesce,
             listeners: self.listeners.clone(),
             classes: self.classes.clone(),
             limits: limits.clone(),
