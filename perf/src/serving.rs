@@ -84,7 +84,7 @@ pub async fn run(serving: &Serving) -> Result<()> {
         println!("{}", Rows::read(&lines.context("failed to read rows")?)?.table());
         return Ok(());
     }
-    let all = [Peer::Direct, Peer::Paced, Peer::Nginx, Peer::NginxTwice, Peer::NginxTwiceTls];
+    let all = [Peer::Direct, Peer::Paced, Peer::PacedCoalescing, Peer::Nginx, Peer::NginxTwice, Peer::NginxTwiceTls];
     let wanted = match &serving.scenario {
         Scenario::Ceiling(_) => &all[..1],
         _ if serving.peers.is_empty() => &all[..],

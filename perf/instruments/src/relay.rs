@@ -40,6 +40,8 @@ const ATTEMPTS: usize = 3;
 pub enum Kind {
     /// This project's relay, from this program's folder.
     Paced,
+    /// The same with `coalesce_us = 1000`.
+    Coalescing,
     /// The peer on quinn and h3 in `perf/peers/quinn-relay`.
     Quinn,
     /// The quic-go peer in `perf/peers/quic-go-relay`.
@@ -52,6 +54,7 @@ impl Kind {
     pub fn name(self) -> &'static str {
         match self {
             Self::Paced => "paced",
+            Self::Coalescing => "paced, coalescing",
             Self::Quinn => "quinn",
             Self::QuicGo => "quic-go",
         }
@@ -61,7 +64,7 @@ impl Kind {
     #[must_use]
     pub fn allocator(self) -> &'static str {
         match self {
-            Self::Paced | Self::Quinn => "glibc malloc",
+            Self::Paced | Self::Coalescing | Self::Quinn => "glibc malloc",
             Self::QuicGo => "Go runtime",
         }
     }
@@ -123,7 +126,8 @@ impl Started {
     pub fn start(kind: Kind) -> Result<Self> {
         let program = program(kind)?;
         match kind {
-            Kind::Paced => on_relay_core(|| start_paced(&program, UNLIMITED_REQUESTS)),
+            Kind::Paced => on_relay_core(|| start_paced(&program, (UNLIMITED_REQUESTS, ""))),
+            Kind::Coalescing => on_relay_core(|| start_paced(&program, (UNLIMITED_REQUESTS, COALESCING))),
             Kind::Quinn => on_relay_core(|| start_peer(&program, stack::quinn())),
             Kind::QuicGo => on_relay_core(|| start_peer(&program, stack::quic_go())),
         }
@@ -135,7 +139,7 @@ impl Started {
     /// # Errors
     /// As [`Started::start`].
     pub fn paced(program: &Path) -> Result<Self> {
-        on_relay_core(|| start_paced(program, ""))
+        on_relay_core(|| start_paced(program, ("", "")))
     }
 }
 
@@ -154,7 +158,9 @@ impl Drop for Started {
 /// When it does not exist; the message says how to build it.
 pub fn program(kind: Kind) -> Result<PathBuf> {
     match kind {
-        Kind::Paced => built(own_folder()?.join("paced"), "cargo build --release -p paced -p pacectl"),
+        Kind::Paced | Kind::Coalescing => {
+            built(own_folder()?.join("paced"), "cargo build --release -p paced -p pacectl")
+        }
         Kind::Quinn => peer("quinn-relay", PEERS_BUILD),
         Kind::QuicGo => peer("quic-go-relay", PEERS_BUILD),
     }
@@ -191,14 +197,15 @@ fn on_relay_core<T>(start: impl FnOnce() -> Result<T>) -> Result<T> {
     started
 }
 
-fn start_paced(program: &Path, unlimited: &str) -> Result<Started> {
+/// Starts paced with these keys of `[relay.limits]` and `[transport]`.
+fn start_paced(program: &Path, keys: (&str, &str)) -> Result<Started> {
     for _ in 1..ATTEMPTS {
-        match try_to_start_paced(program, unlimited) {
+        match try_to_start_paced(program, keys) {
             Err(error) if is_late(&error) => eprintln!("paced was not ready within {PATIENCE:?} and is started again"),
             other => return other,
         }
     }
-    try_to_start_paced(program, unlimited)
+    try_to_start_paced(program, keys)
 }
 
 /// Whether an error says that no readiness was reported in time.
@@ -206,13 +213,13 @@ fn is_late(error: &anyhow::Error) -> bool {
     error.root_cause().downcast_ref::<io::Error>().is_some_and(|cause| cause.kind() == io::ErrorKind::WouldBlock)
 }
 
-fn try_to_start_paced(program: &Path, unlimited: &str) -> Result<Started> {
+fn try_to_start_paced(program: &Path, keys: (&str, &str)) -> Result<Started> {
     let folder = scratch_folder()?;
     let identity = tls::development_identity(&folder)?;
     let fingerprint = identity.chain.first().map(tls::fingerprint).context("no certificate")?;
     let address = free_address()?;
     let config = folder.join("paced.toml");
-    fs::write(&config, configuration(address, &folder, unlimited))?;
+    fs::write(&config, configuration(address, &folder, keys))?;
     let ready = folder.join("ready");
     let readiness = UnixDatagram::bind(&ready)?;
     readiness.set_read_timeout(Some(PATIENCE))?;
@@ -232,8 +239,11 @@ fn try_to_start_paced(program: &Path, unlimited: &str) -> Result<Started> {
 /// Lets `load setup` open as many tunnels per second as it can.
 const UNLIMITED_REQUESTS: &str = "requests_per_second = 1000000";
 
+/// The key of `[transport]` that makes paced coalesce events, as [`Kind::Coalescing`] does.
+pub const COALESCING: &str = "coalesce_us = 1000";
+
 /// Clients need no credentials, only loopback can be reached, and no limit slows a benchmark.
-fn configuration(address: SocketAddr, folder: &Path, unlimited: &str) -> String {
+fn configuration(address: SocketAddr, folder: &Path, (limits, transport): (&str, &str)) -> String {
     let folder = folder.display();
     format!(
         r#"state_dir = "{folder}"
@@ -253,7 +263,9 @@ stranger_seconds = 600
 connections_per_user = 100000
 tunnels_per_connection = 20000
 tunnels_per_user = 100000
-{unlimited}
+{limits}
+[transport]
+{transport}
 [log]
 level = "error"
 "#,
@@ -316,9 +328,12 @@ mod tests {
     #[test]
     fn the_configuration_of_the_relay_is_valid() {
         let address = "127.0.0.1:4433".parse().unwrap();
-        let config =
-            config::Config::from_toml(&configuration(address, Path::new("/run/x"), UNLIMITED_REQUESTS)).unwrap();
-        assert_eq!(config.relay.unwrap().listeners[0].address, address);
+        for (transport, coalesce_us) in [("", 0), (COALESCING, 1_000)] {
+            let text = configuration(address, Path::new("/run/x"), (UNLIMITED_REQUESTS, transport));
+            let config = config::Config::from_toml(&text).unwrap();
+            assert_eq!(config.relay.unwrap().listeners[0].address, address);
+            assert_eq!(config.transport.coalesce, Duration::from_micros(coalesce_us));
+        }
     }
 
     #[test]

@@ -12,7 +12,11 @@ use super::results::{ADDED, LOSS, LOST_NOTE, MARKED_LOSS_PERCENT, Median};
 const MARKS: [&str; 2] = ["<!-- the fast path, by `paced-perf report` -->\n", "<!-- end of the fast path -->\n"];
 
 /// The relays, in the order of the columns.
-const KINDS: [Kind; 3] = [Kind::Paced, Kind::Quinn, Kind::QuicGo];
+const KINDS: [Kind; 4] = [Kind::Paced, Kind::Coalescing, Kind::Quinn, Kind::QuicGo];
+
+/// Which figures are divided by which, in the order of the columns after those of the relays.
+const RATIOS: [(Kind, Kind); 3] =
+    [(Kind::Paced, Kind::Quinn), (Kind::Paced, Kind::QuicGo), (Kind::Coalescing, Kind::QuicGo)];
 
 /// A line of the table: one metric in some steps, whose figures are separated by commas.
 struct Line {
@@ -165,11 +169,10 @@ impl Line {
         for kind in KINDS {
             _ = write!(line, " {} |", cells(&|step| median(step, kind).map(|median| median.to_string())));
         }
-        let ours = KINDS[0];
-        for other in &KINDS[1..] {
+        for (ours, other) in RATIOS {
             let ratio = |step: &str| {
-                let ratio = median(step, ours)?.ratio_to(median(step, *other)?)?;
-                let mark = if [ours, *other].iter().any(|kind| loses(step, *kind)) { " †" } else { "" };
+                let ratio = median(step, ours)?.ratio_to(median(step, other)?)?;
+                let mark = if [ours, other].iter().any(|kind| loses(step, *kind)) { " †" } else { "" };
                 Some(format!("{ratio}{mark}"))
             };
             _ = write!(line, " {} |", cells(&ratio));
@@ -208,8 +211,8 @@ fn table(folder: &Path) -> Result<String> {
     let [native, counted] = [read(&folder.join("relay-native.json"))?, read(&folder.join("relay-virtual.json"))?];
     let mut table = String::from("| figure |");
     KINDS.iter().for_each(|kind| _ = write!(table, " {} |", kind.name()));
-    KINDS[1..].iter().for_each(|kind| _ = write!(table, " ratio to {} |", kind.name()));
-    table += &format!(" goal |\n|---|{}\n", "--:|".repeat(2 * KINDS.len()));
+    RATIOS.iter().for_each(|(ours, other)| _ = write!(table, " {} to {} |", ours.name(), other.name()));
+    table += &format!(" goal |\n|---|{}\n", "--:|".repeat(KINDS.len() + RATIOS.len() + 1));
     for line in &LINES {
         table += &line.render(if line.virtual_time { &counted } else { &native });
     }
@@ -249,7 +252,7 @@ mod tests {
     fn a_line_has_a_figure_for_each_size_and_marks_ratios_to_relays_that_lost() {
         let line = Line::new("rate", "echoes", "echo, ", &["1", "10", "100"], "2 times").divided_by(1e3);
         let mut rows = Vec::new();
-        for (config, rates) in [("echo, 1", [4e3, 2e3, 1e3]), ("echo, 10", [90e3, 30e3, 10e3])] {
+        for (config, rates) in [("echo, 1", [4e3, 3e3, 2e3, 1e3]), ("echo, 10", [90e3, 45e3, 30e3, 10e3])] {
             rows.extend(KINDS.iter().zip(rates).map(|(kind, rate)| row(config, "echoes", kind.name(), rate)));
         }
         rows.push(row("echo, 10", LOSS, "quic-go", 1.5));
@@ -257,7 +260,8 @@ mod tests {
         rows[0].lower_bound = true;
         assert_eq!(
             line.render(&rows),
-            "| rate | ≥ 4.00, 90.0, 7.00 | 2.00, 30.0, – | 1.00, 10.0, – | ≥ 2.00, 3.00, – | ≥ 4.00, 9.00 †, – | 2 times |\n"
+            "| rate | ≥ 4.00, 90.0, 7.00 | 3.00, 45.0, – | 2.00, 30.0, – | 1.00, 10.0, – \
+             | ≥ 2.00, 3.00, – | ≥ 4.00, 9.00 †, – | 3.00, 4.50 †, – | 2 times |\n"
         );
     }
 
@@ -281,7 +285,7 @@ mod tests {
         let table = table(&folder).unwrap();
         for line in table.lines().filter(|line| line.starts_with("| ")) {
             let cells: Vec<_> = line.split(" | ").collect();
-            assert!(cells.len() == 7 && !cells[1].contains('–') && !cells[2].contains('–'), "{line}");
+            assert!(cells.len() == 9 && !cells[1].contains('–') && !cells[3].contains('–'), "{line}");
         }
     }
 }

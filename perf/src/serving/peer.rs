@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use clap::ValueEnum;
 use instruments::{
     process::{self, Process},
-    relay::{self, GENERATOR_CORE, Kind, RELAY_CORE},
+    relay::{self, COALESCING, GENERATOR_CORE, Kind, RELAY_CORE},
 };
 use quic::tls;
 
@@ -31,6 +31,8 @@ pub enum Peer {
     Direct,
     /// An edge and a gateway.
     Paced,
+    /// The same with `coalesce_us = 1000`.
+    PacedCoalescing,
     /// An edge and a gateway of another build.
     PacedBefore,
     /// nginx.
@@ -50,6 +52,7 @@ impl Peer {
         match self {
             Self::Direct => "direct",
             Self::Paced => "paced",
+            Self::PacedCoalescing => Kind::Coalescing.name(),
             Self::PacedBefore => "paced before",
             Self::Nginx => "nginx",
             Self::NginxTwice => "nginx twice",
@@ -65,7 +68,7 @@ impl Peer {
     pub fn program(self, before: Option<&Path>) -> Result<Option<PathBuf>> {
         match self {
             Self::Direct => Ok(None),
-            Self::Paced => relay::program(Kind::Paced).map(Some),
+            Self::Paced | Self::PacedCoalescing => relay::program(Kind::Paced).map(Some),
             Self::PacedBefore => Ok(Some(before.context("--before names no program")?.to_owned())),
             Self::Nginx | Self::NginxTwice | Self::NginxTwiceTls => {
                 let path = PathBuf::from("/usr/sbin/nginx");
@@ -107,7 +110,8 @@ impl Running {
         };
         process::bind_to_core(RELAY_CORE)?;
         let started = match peer {
-            Peer::Paced | Peer::PacedBefore => paced(&program, wanted),
+            Peer::Paced | Peer::PacedBefore => paced(&program, wanted, ""),
+            Peer::PacedCoalescing => paced(&program, wanted, &format!("[transport]\n{COALESCING}\n")),
             Peer::Litellm => litellm(&program, wanted),
             Peer::Nginx => nginx(&program, wanted, &["nginx"], false),
             _ => nginx(&program, wanted, &["front", "back"], peer == Peer::NginxTwiceTls),
@@ -140,7 +144,8 @@ fn free_address() -> Result<SocketAddr> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?)
 }
 
-fn paced(program: &Path, wanted: Wanted) -> Result<Running> {
+/// Starts an edge and a gateway with these further sections.
+fn paced(program: &Path, wanted: Wanted, sections: &str) -> Result<Running> {
     let folder = relay::scratch_folder()?;
     let (gateway, edge) = (free_address()?, free_address()?);
     let identity = tls::development_identity(&folder)?;
@@ -152,7 +157,7 @@ fn paced(program: &Path, wanted: Wanted) -> Result<Running> {
         ("edge", edge_configuration(edge, gateway, &fingerprint, &folder)),
     ] {
         let config = folder.join(format!("{name}.toml"));
-        fs::write(&config, text)?;
+        fs::write(&config, text + sections)?;
         let ready = folder.join(format!("{name}.ready"));
         let readiness = UnixDatagram::bind(&ready)?;
         readiness.set_read_timeout(Some(PATIENCE))?;
