@@ -1,8 +1,10 @@
 //! One UDP tunnel (RFC 9298): the form of its payloads, and the handling of received ones. Used by both ends.
 //!
 //! **The form of sent payloads.** QUIC datagrams if both ends can use them, else capsules; but a peer that has sent
-//! only capsules receives capsules, until its first datagram arrives. One datagram settles the form for good: a peer
-//! that puts only its largest payloads into capsules keeps receiving datagrams.
+//! only capsules receives capsules, until its first datagram arrives. At the client, one datagram settles the form for good. The proxy
+//! follows a client that takes to capsules later, because the path has become too narrow for datagrams, until its next datagram. A client
+//! that puts only its largest payloads into capsules keeps receiving datagrams: the proxy follows a capsule that any datagram could have
+//! carried, or [`LARGE_CAPSULES`] in a row.
 
 use bytes::{Buf, Bytes};
 use thiserror::Error;
@@ -12,6 +14,13 @@ use crate::{
     datagram::{self, MAX_UDP_PAYLOAD_BYTES, UDP_CONTEXT},
     h3::Code,
 };
+
+/// A payload of up to this many bytes fits into a datagram on every path: QUIC needs packets of 1,200 bytes (RFC 9000 §14), and headers take
+/// fewer than 100 of them.
+const ALWAYS_FITS_BYTES: u64 = 1_100;
+
+/// How many capsules with larger payloads, and no datagram among them, show that the client uses capsules alone.
+pub const LARGE_CAPSULES: u8 = 16;
 
 /// How a payload travels between client and proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +69,11 @@ impl TunnelError {
 #[derive(Debug, Default)]
 pub struct Tunnel {
     usable: bool,
+    /// Whether we are the proxy, which follows its client.
+    follows: bool,
     seen: Option<Form>,
+    /// How many capsules with large payloads have come since the last datagram.
+    large_capsules: u8,
     ignored: IgnoredCounts,
 }
 
@@ -75,6 +88,11 @@ impl Tunnel {
     /// DATAGRAM frames (RFC 9297 §2.1.1). The peer's SETTINGS may arrive after its request.
     pub fn set_datagrams_usable(&mut self, usable: bool) {
         self.usable = usable;
+    }
+
+    /// Makes this the proxy's end, which follows the client's form.
+    pub fn follow_peer(&mut self) {
+        self.follows = true;
     }
 
     /// Returns the form in which the next payload is sent (see the module's rule).
@@ -144,10 +162,23 @@ impl Tunnel {
         if len_bytes > (context_bytes + MAX_UDP_PAYLOAD_BYTES) as u64 {
             return Err(TunnelError::PayloadTooLong);
         }
-        if self.seen != Some(Form::Datagram) {
-            self.seen = Some(form);
-        }
+        self.note(form, len_bytes - context_bytes as u64);
         Ok(Some(payload))
+    }
+
+    /// Notes the form in which a payload came.
+    #[inline]
+    fn note(&mut self, form: Form, payload_bytes: u64) {
+        if form == Form::Datagram {
+            (self.seen, self.large_capsules) = (Some(form), 0);
+        } else if self.seen != Some(Form::Datagram) {
+            self.seen = Some(form);
+        } else if self.follows {
+            self.large_capsules += 1;
+            if payload_bytes <= ALWAYS_FITS_BYTES || self.large_capsules >= LARGE_CAPSULES {
+                self.seen = Some(form);
+            }
+        }
     }
 }
 
@@ -180,6 +211,31 @@ mod tests {
                 }
             }
             assert_eq!(tunnel.form(), expected, "datagrams usable: {usable}, came: {came:?}");
+        }
+    }
+
+    #[test]
+    fn the_proxy_follows_a_client_that_takes_to_capsules_and_the_client_does_not_follow_the_proxy() {
+        let large: &'static [u8] = Box::leak(vec![0; 1_201].into());
+        for (follows, came, expected) in [
+            (true, &[&b"\0p"[..]][..], InCapsule),
+            (false, &[b"\0p"], InDatagram),
+            (true, &[b"\x02x"], InDatagram),
+            (true, &[large; 15], InDatagram),
+            (true, &[large; 16], InCapsule),
+            (false, &[large; 300], InDatagram),
+        ] {
+            let mut tunnel = Tunnel::new(true);
+            if follows {
+                tunnel.follow_peer();
+            }
+            // A datagram in between begins the count again, and brings the form back.
+            for _ in 0..2 {
+                assert_eq!(tunnel.on_datagram(b"\0p"), Ok(Some(&b"p"[..])));
+                assert_eq!(tunnel.form(), InDatagram);
+                came.iter().for_each(|payload| _ = tunnel.on_capsule(capsule(payload)).unwrap());
+                assert_eq!(tunnel.form(), expected, "{follows}, {} capsules", came.len());
+            }
         }
     }
 

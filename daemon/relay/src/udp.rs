@@ -119,6 +119,7 @@ impl UdpPump {
         // Asked first, so that the first turn applies settings that arrive only now.
         let is_settled = client.settings().is_some();
         let tunnel = UdpTunnel::new(request, client.datagrams_allowed(), queue_bytes);
+        tunnel.follow_peer();
         // In a box, because most clients' settings arrive before their first request.
         let unsettled = (!is_settled).then(|| Box::new(client));
         Self {

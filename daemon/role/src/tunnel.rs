@@ -135,6 +135,11 @@ impl UdpTunnel {
         self.flow.set_datagrams_usable(usable);
     }
 
+    /// Makes this the relay's end, which follows the form of its client's payloads.
+    pub fn follow_peer(&self) {
+        self.flow.follow_peer();
+    }
+
     /// Changes the terms on which the tunnel's payloads are sent, in either form.
     pub fn set_terms(&self, terms: &Terms) {
         self.flow.set_terms(terms.clone());

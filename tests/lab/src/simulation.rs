@@ -389,6 +389,7 @@ pub async fn send_back(
     arrived: impl Fn(usize),
 ) -> Result<(), TunnelEnd> {
     let mut tunnel = UdpTunnel::new(request, client.datagrams_allowed(), queue_bytes);
+    tunnel.follow_peer();
     let mut payloads = Segments::new(queue_bytes);
     loop {
         let received = poll_fn(|cx| {

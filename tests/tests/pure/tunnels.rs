@@ -16,7 +16,10 @@ use lab::{
     client::Tunnel,
     simulation::{Ends, SEED, request_head, run, simulate, simulate_few_streams, simulate_under, target, within},
 };
-use masque::{request::check_udp_response, tunnel::Form};
+use masque::{
+    request::check_udp_response,
+    tunnel::{Form, LARGE_CAPSULES},
+};
 use quic::{
     class::{ClassMetrics, PolicyRole, Terms},
     flow_control::requests_for,
@@ -267,6 +270,32 @@ fn a_path_that_becomes_narrower_drops_what_no_longer_fits_and_holds_up_nothing_b
             assert_eq!(number(&received.expect("a payload"), 100), count);
         }
         assert!(ends.client.dropped_too_big.get() > dropped + 90);
+    })
+    .unwrap();
+}
+
+#[test]
+fn answers_follow_a_tunnel_into_capsules_when_its_path_has_become_too_narrow_for_them() {
+    let network = network(10);
+    let model = network.clone();
+    simulate(&network, SEED, move |ends| async move {
+        let mut tunnel = open(&ends).await;
+        assert_eq!(echo_datagrams(&mut tunnel, 5, 1200).await, 5);
+        model.set_max_udp_payload(1232);
+        // The relay follows a single small capsule, or several large ones; until then, it answers in datagrams.
+        for (small, too_big) in [(1, 0), (0, LARGE_CAPSULES - 1)] {
+            assert_eq!(echo_datagrams(&mut tunnel, 1, 1000).await, 1);
+            let lens = std::iter::repeat_n(1000, small).chain(std::iter::repeat_n(1200, LARGE_CAPSULES.into()));
+            let mut lost = 0;
+            for (count, len) in (0..).zip(lens) {
+                tunnel.send(Form::Capsule, &payload(count, len)).await.unwrap();
+                match within(LONG, tunnel.recv()).await {
+                    Some(received) => assert_eq!(number(&received.unwrap().unwrap(), len), count),
+                    None => lost += 1,
+                }
+            }
+            assert_eq!(lost, too_big);
+        }
     })
     .unwrap();
 }

@@ -64,6 +64,11 @@ impl Flow {
         self.arrivals.lock().state.set_datagrams_usable(usable);
     }
 
+    /// Makes this the proxy's end of the tunnel, which follows the form of its client's payloads.
+    pub fn follow_peer(&self) {
+        self.arrivals.lock().state.follow_peer();
+    }
+
     /// Returns the form in which the tunnel's next payload leaves.
     #[must_use]
     pub fn form(&self) -> Form {
