@@ -187,7 +187,13 @@ impl CongestionController for Controller {
         let listener = &mut RateListener { pacer: &mut self.pacer, publisher };
         match (&mut self.algorithm, newest_acked_packet) {
             (Algorithm::Bbr(bbr), Some(packet)) => bbr.on_ack(sent, bytes, packet, rtt, random, now, listener),
-            (Algorithm::Cubic(cubic), _) => cubic.on_ack(sent, bytes, (), rtt, random, now, listener),
+            (Algorithm::Cubic(cubic), _) => {
+                // s2n-quic lets the window grow once per shortest round trip where Reno would grow faster than CUBIC. Behind a full queue, a
+                // round trip takes many times that, and the queue would overflow all the time. RFC 9438 §4.3 counts the round trips that
+                // packets take.
+                let taken = RttEstimator::new(rtt.smoothed_rtt());
+                cubic.on_ack(sent, bytes, (), &taken, random, now, listener);
+            }
             (Algorithm::Fixed(fixed), _) => fixed.on_ack(sent, bytes, (), rtt, random, now, listener),
             // Does not happen: a path keeps its controller, so BBR gets back its own record.
             (Algorithm::Bbr(_), None) => {}
@@ -277,7 +283,9 @@ impl<P: Publisher> Publisher for RateListener<'_, P> {
 
 #[cfg(test)]
 mod tests {
-    use s2n_quic_core::{inet::SocketAddress, path::mtu::Config};
+    use std::collections::VecDeque;
+
+    use s2n_quic_core::{inet::SocketAddress, packet::number::PacketNumberSpace, path::mtu::Config};
 
     use super::*;
 
@@ -324,6 +332,40 @@ mod tests {
             }
         }
         states.0
+    }
+
+    /// Returns the window of CUBIC a second after a loss, in which acknowledgements come at the rate of a link of 1,200 bytes in 5 ms.
+    fn cubic_window(rtt: &RttEstimator) -> u32 {
+        let (config, address) = (Config::default(), SocketAddress::default());
+        let mut controllers = Controllers { congestion: Congestion::Cubic, min_paced_rtt: Duration::ZERO };
+        let mut controller = controllers.new_congestion_controller(PathInfo::new(&config, &address));
+        let (mut states, mut in_flight) = (States::default(), VecDeque::new());
+        for step in 0..240_u64 {
+            let now = monotonic::timestamp(1_000_000_000 + step * 5_000_000);
+            while !controller.is_congestion_limited() {
+                controller.on_packet_sent(now, 1_200, Some(false), rtt, &mut states);
+                in_flight.push_back(now);
+            }
+            let Some(sent) = in_flight.pop_front() else { continue };
+            match step {
+                40 => controller.on_packet_lost(1_200, None, false, true, &mut Zeros, now, &mut states),
+                _ => controller.on_ack(sent, 1_200, None, rtt, &mut Zeros, now, &mut states),
+            }
+        }
+        controller.congestion_window()
+    }
+
+    #[test]
+    fn the_window_of_cubic_grows_by_the_round_trips_that_packets_take_and_not_by_the_shortest_rfc_9438_4_3() {
+        let mut behind_queue = RttEstimator::new(Duration::from_millis(1));
+        for milliseconds in std::iter::once(1).chain(std::iter::repeat_n(250, 200)) {
+            let (sample, at) = (Duration::from_millis(milliseconds), monotonic::timestamp(1_000_000_000));
+            behind_queue.update_rtt(Duration::ZERO, sample, at, true, PacketNumberSpace::ApplicationData);
+        }
+        assert_eq!(behind_queue.min_rtt(), Duration::from_millis(1));
+        let far = RttEstimator::new(behind_queue.smoothed_rtt());
+        assert_eq!(cubic_window(&behind_queue), cubic_window(&far));
+        assert!(cubic_window(&RttEstimator::new(Duration::from_millis(1))) > 2 * cubic_window(&far));
     }
 
     #[test]
