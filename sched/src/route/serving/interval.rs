@@ -17,8 +17,15 @@ const QUANTILES: [f64; 30] = [
     2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 ];
 
-/// For more degrees, the quantile at 30 is a little too large, which errs on the safe side.
-const LAST: f64 = 2.042;
+/// The same for more degrees of freedom.
+const FURTHER: [(usize, f64); 4] = [(40, 2.021), (60, 2.000), (120, 1.980), (1_000, 1.962)];
+
+/// Returns the quantile for at least one degree of freedom. Between the known ones it is that of the fewer degrees, which is a little
+/// too large, so that no interval is too narrow.
+fn quantile(freedom: usize) -> f64 {
+    let further = FURTHER.iter().rev().find(|(least, _)| *least <= freedom);
+    further.map_or(QUANTILES[freedom.clamp(1, QUANTILES.len()) - 1], |(_, quantile)| *quantile)
+}
 
 impl Interval {
     /// Takes one value for each seed; the interval is finite only with at least two.
@@ -31,7 +38,7 @@ impl Interval {
             return Self { mean, low: f64::NEG_INFINITY, high: f64::INFINITY };
         }
         let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / freedom as f64;
-        let half = QUANTILES.get(freedom - 1).unwrap_or(&LAST) * (variance / count).sqrt();
+        let half = quantile(freedom) * (variance / count).sqrt();
         Self { mean, low: mean - half, high: mean + half }
     }
 }
@@ -53,6 +60,28 @@ mod tests {
         });
         let share = holds.count() as f64 / f64::from(rounds);
         assert!((0.935..0.965).contains(&share), "{share}");
+    }
+
+    #[test]
+    fn quantiles_of_many_values_are_those_of_the_next_fewer_degrees_in_the_table() {
+        for (freedom, expected) in [
+            (1, 12.706),
+            (30, 2.042),
+            (39, 2.042),
+            (40, 2.021),
+            (99, 2.000),
+            (120, 1.980),
+            (999, 1.980),
+            (1_000, 1.962),
+            (50_000, 1.962),
+        ] {
+            let values: Vec<_> = (0..=freedom).map(|at| f64::from(at as u32 % 2)).collect();
+            let Interval { mean, high, .. } = Interval::of(&values);
+            let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / freedom as f64;
+            let quantile = (high - mean) / (variance / values.len() as f64).sqrt();
+            assert!((quantile - expected).abs() < 1e-9, "{freedom}: {quantile}");
+        }
+        assert!((1..2_000).all(|freedom| quantile(freedom + 1) <= quantile(freedom)));
     }
 
     #[test]
