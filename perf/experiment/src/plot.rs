@@ -18,6 +18,24 @@ const TITLE: f64 = 58.0;
 const HEAD: f64 = 34.0;
 const FOOT: f64 = 50.0;
 const PANELS_ABREAST: usize = 3;
+const MARGIN: f64 = 12.0;
+
+/// The width of a character: of the title, which is bold, and of other text. Browsers have other fonts, so this is a little more than
+/// the mean.
+const TITLE_CHARACTER: f64 = 8.6;
+const CHARACTER: f64 = 6.2;
+
+/// The colors of the legend, and their meanings.
+const LEGEND: [(&str, &str); 4] = [
+    (OURS, "scheduled by paced"),
+    (OTHERS, "not scheduled"),
+    (DEADLINE, "deadline; percentages met it"),
+    ("black", "median; boxes: quartiles; whiskers: fastest and slowest; open to the right: never completed"),
+];
+
+/// The width of an entry of the legend beside its meaning: the color before it, and the distance to the next entry.
+const SAMPLE: f64 = 20.0;
+const ENTRY: f64 = 44.0;
 
 const OURS: &str = "#4878a8";
 const OTHERS: &str = "#a0a0a0";
@@ -28,13 +46,13 @@ const DEADLINE: &str = "#c0392b";
 pub fn plot(plan: &Plan, outcomes: &[Outcome]) -> String {
     let panel_height = HEAD + ROW * outcomes.len() as f64 + FOOT;
     let abreast = plan.classes.len().min(PANELS_ABREAST);
-    let width = PANEL * abreast as f64 + 20.0;
     let height = TITLE + panel_height * plan.classes.len().div_ceil(abreast) as f64 + 30.0;
     let title = format!("{}: {}", plan.name, plan.title);
     let conditions = format!(
         "variant {}; {}, {}; {} requests, {} repetitions from seed {}",
         plan.variant, plan.network, plan.congestion, plan.workload.requests, plan.repetitions, plan.seed
     );
+    let width = (PANEL * abreast as f64 + 20.0).max(least_width(&title, &conditions));
     let mut svg = begin((width, height), &title, &conditions);
     for (index, class) in plan.classes.iter().enumerate() {
         let (column, row) = (index % abreast, index / abreast);
@@ -45,6 +63,15 @@ pub fn plot(plan: &Plan, outcomes: &[Outcome]) -> String {
     }
     legend(&mut svg, height - 14.0);
     svg + "</svg>\n"
+}
+
+/// Returns the width that title, conditions and legend need.
+fn least_width(title: &str, conditions: &str) -> f64 {
+    let of = |text: &str, character: f64| text.chars().count() as f64 * character;
+    let entries = LEGEND.iter().map(|(_, meaning)| ENTRY + of(meaning, CHARACTER));
+    let legend = entries.sum::<f64>() + SAMPLE - ENTRY;
+    let needed = of(title, TITLE_CHARACTER).max(of(conditions, CHARACTER)).max(legend);
+    (needed + 2.0 * MARGIN).ceil()
 }
 
 /// Draws one class: its schedulers in rows over a common time axis.
@@ -98,14 +125,8 @@ fn panel(svg: &mut String, class: &Class, index: usize, outcomes: &[Outcome]) {
 }
 
 fn legend(svg: &mut String, y: f64) {
-    let entries = [
-        (OURS, "scheduled by paced"),
-        (OTHERS, "not scheduled"),
-        (DEADLINE, "deadline; percentages met it"),
-        ("black", "median; boxes: quartiles; whiskers: fastest and slowest; open to the right: never completed"),
-    ];
-    let mut x = 12.0;
-    for (color, meaning) in entries {
+    let mut x = MARGIN;
+    for (color, meaning) in LEGEND {
         if color == DEADLINE {
             line(svg, (x + 7.0, y - 10.0), (x + 7.0, y + 2.0), &deadline_stroke());
         } else if color == "black" {
@@ -117,8 +138,8 @@ fn legend(svg: &mut String, y: f64) {
                 y - 9.0
             );
         }
-        text(svg, (x + 20.0, y), "start", "fill=\"#333\"", meaning);
-        x += 44.0 + 6.2 * meaning.len() as f64;
+        text(svg, (x + SAMPLE, y), "start", "fill=\"#333\"", meaning);
+        x += ENTRY + CHARACTER * meaning.len() as f64;
     }
 }
 
@@ -153,6 +174,28 @@ mod tests {
     fn ticks_are_round_and_few() {
         assert_eq!([1_000.0, 7_140.0, 10_500.0, 90.0].map(step), [200.0, 2_000.0, 2_000.0, 20.0]);
         assert_eq!([0.0, 500.0, 2_000.0].map(seconds), ["0", "0.5", "2"]);
+    }
+
+    #[test]
+    fn a_picture_of_one_panel_is_as_wide_as_its_title_conditions_and_legend() {
+        let width = |plan: &Plan| {
+            let svg = plot(plan, &[Outcome { scheduler: Scheduler::Rr, runs: vec![Run::default()] }]);
+            let (_, after) = svg.split_once(" width=\"").unwrap();
+            after.split('"').next().unwrap().parse::<f64>().unwrap()
+        };
+        let mut plan = Plan::read("urgent").unwrap();
+        assert_eq!(plan.classes.len(), 1);
+        plan.title = "short".to_owned();
+        let legend: usize = LEGEND.iter().map(|(_, meaning)| meaning.len()).sum();
+        let of_legend = width(&plan);
+        assert!(of_legend >= 12.0 + legend as f64 * 6.2 + 3.0 * 44.0 + 20.0, "{of_legend}");
+        plan.title = "x".repeat(200);
+        assert!(width(&plan) >= 12.0 + 200.0 * 8.6);
+        (plan.title, plan.variant) = ("short".to_owned(), "x".repeat(300));
+        assert!(width(&plan) >= 12.0 + 300.0 * 6.2);
+        // Three panels are wide enough.
+        let three = Plan::read("thesis-fig7-8").unwrap();
+        assert_eq!((three.classes.len(), width(&three)), (3, 3.0 * PANEL + 20.0));
     }
 
     #[test]
