@@ -1,5 +1,9 @@
 //! Experiments by hand: a plan's variants are run, their rows are written, and their tables and pictures are shown.
 
+mod rows_file;
+#[cfg(test)]
+mod tests;
+
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -14,14 +18,16 @@ use experiment::{
 use instruments::origin::Origin;
 use paths::{stack, trees};
 use plan::{
-    self, BASE, Clock, PathsPlan, ProcessesPlan, Scheduler, ServingPlan, StackPlan, TreesPlan, Varied as _,
-    paths::Scheduler as PathScheduler, serving::Goals,
+    self, BASE, Clock, MAX_REPETITIONS, PathsPlan, ProcessesPlan, Scheduler, ServingPlan, StackPlan, TreesPlan,
+    Varied as _, named_once, paths::Scheduler as PathScheduler, serving::Goals,
 };
+
+use self::rows_file::{RowsFile, check_writable, write};
 
 /// An experiment to run, and where its results go.
 #[derive(clap::Args)]
 pub struct Experiment {
-    /// A plan's name, or the path of its file.
+    /// A plan's name, or the path of its file, which has a slash or ends in `.toml`.
     plan: String,
     /// A variant, or `all`.
     #[arg(long, default_value = BASE)]
@@ -36,7 +42,7 @@ pub struct Experiment {
     #[arg(long, value_delimiter = ',')]
     policy: Vec<String>,
     /// The number of runs of each scheduler, or of seeds for each policy, instead of the plan's.
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=MAX_REPETITIONS))]
     repetitions: Option<u64>,
     /// The clock to run on, instead of the plan's first; `lab` is for inside the VM.
     #[arg(long)]
@@ -57,30 +63,57 @@ impl Experiment {
             one => vec![one],
         }
     }
+
+    /// Returns the file for a picture of a variant, if there should be one.
+    fn picture(&self, variant: &str) -> Option<PathBuf> {
+        self.plot.as_deref().map(|path| match &*self.variant {
+            "all" => named_after(path, variant),
+            _ => path.to_owned(),
+        })
+    }
 }
 
 /// Runs a plan's variants and prints their tables. Rows and pictures are written first, because printing ends the process if
-/// its output is closed.
+/// its output is closed; if they cannot be written, the tables are printed nevertheless.
 ///
 /// # Errors
-/// When the plan or variant does not exist, an option is for another kind of plan, or a run fails.
+/// When the plan or variant does not exist, an option is for another kind of plan, results cannot be written, or a run fails.
 pub fn run(experiment: &Experiment) -> Result<()> {
-    let plan = match plan::Any::read(&experiment.plan)? {
-        plan::Any::Network(plan) => *plan,
-        plan::Any::Serving(plan) => return run_serving(experiment, &plan),
-        plan::Any::Paths(plan) => return run_paths(experiment, &plan),
-        plan::Any::Trees(plan) => return run_trees(experiment, *plan),
-        plan::Any::Stack(plan) => return run_stack(experiment, *plan),
-        plan::Any::Processes(plan) => return run_processes(experiment, &plan),
-    };
+    let plan = plan::Any::read(&experiment.plan)?;
+    if plan::is_path(&experiment.plan) {
+        eprintln!("the plan is {}", fs::canonicalize(&experiment.plan)?.display());
+    }
+    let file = experiment.json.as_deref().map(RowsFile::open).transpose()?;
+    let file = file.as_ref();
+    match plan {
+        plan::Any::Network(plan) => run_network(experiment, &plan, file),
+        plan::Any::Serving(plan) => run_serving(experiment, &plan, file),
+        plan::Any::Paths(plan) => run_paths(experiment, &plan, file),
+        plan::Any::Trees(plan) => run_trees(experiment, *plan, file),
+        plan::Any::Stack(plan) => run_stack(experiment, *plan, file),
+        plan::Any::Processes(plan) => run_processes(experiment, &plan, file),
+    }
+}
+
+fn run_network(experiment: &Experiment, plan: &plan::Plan, file: Option<&RowsFile>) -> Result<()> {
     ensure!(experiment.policy.is_empty(), "--policy is for plans of model serving");
     ensure!(experiment.path_scheduler.is_empty(), "--path-scheduler is for plans with several paths");
     let clock = experiment.clock.unwrap_or(plan.clocks[0]);
     let origin = Origin::of_this_run(clock.name())?;
-    let mut lines = String::new();
-    for variant in experiment.variants(plan.variants()) {
-        let mut plan = plan.variant(variant)?;
+    let variant = |name: &str| {
+        let mut plan = plan.variant(name)?;
+        let clocks = || plan.clocks.iter().map(|clock| clock.name()).collect::<Vec<_>>().join(", ");
+        ensure!(plan.clocks.contains(&clock), "--clock: {} runs on {}, not on {}", plan.name, clocks(), clock.name());
         plan.repetitions = experiment.repetitions.unwrap_or(plan.repetitions_on(clock));
+        plan.check_schedulers(&experiment.scheduler, clock).context("--scheduler")?;
+        if let Some(path) = experiment.picture(name) {
+            check_writable("--plot", &path)?;
+        }
+        Ok(plan)
+    };
+    let plans = experiment.variants(plan.variants()).into_iter().map(variant).collect::<Result<Vec<_>>>()?;
+    let mut lines = String::new();
+    for mut plan in plans {
         plan.schedulers = match experiment.scheduler.as_slice() {
             [] => present(&plan, clock),
             chosen => chosen.to_vec(),
@@ -88,60 +121,68 @@ pub fn run(experiment: &Experiment) -> Result<()> {
         let outcomes = experiment::compare(&plan, &plan.schedulers, clock)?;
         let mut of_variant: Vec<_> = outcomes.iter().flat_map(|outcome| outcome.rows(&plan, &origin)).collect();
         let of_runs = of_variant.len();
-        if variant == BASE && !plan.queues.is_empty() {
+        if plan.variant == BASE && !plan.queues.is_empty() {
             of_variant.extend(experiment::manage(&plan, &Origin::of_this_run("wall")?));
         }
         lines += &experiment::Row::lines(&of_variant)?;
-        if let Some(path) = &experiment.json {
-            fs::write(path, &lines).with_context(|| format!("failed to write {}", path.display()))?;
-        }
-        let picture = experiment.plot.as_deref().map(|path| match &*experiment.variant {
-            "all" => named_after(path, variant),
-            _ => path.to_owned(),
-        });
-        if let Some(path) = &picture {
-            fs::write(path, experiment::plot(&plan, &outcomes))
-                .with_context(|| format!("failed to write {}", path.display()))?;
-        }
+        let written = file.map_or(Ok(()), |file| file.write(&lines));
+        let picture = experiment.picture(&plan.variant);
+        let drawn = picture.as_deref().map_or(Ok(()), |path| write(path, &experiment::plot(&plan, &outcomes)));
         let (of_runs, managed) = of_variant.split_at(of_runs);
         say!("{}", experiment::table(&plan, of_runs));
-        if let Some(path) = &picture {
-            say!("the picture is {}\n", path.display());
-        }
         if !managed.is_empty() {
             say!("{}", experiment::queues(managed));
+        }
+        written?;
+        drawn?;
+        if let Some(path) = &picture {
+            say!("the picture is {}\n", path.display());
         }
     }
     Ok(())
 }
 
-fn run_serving(experiment: &Experiment, plan: &ServingPlan) -> Result<()> {
+fn run_serving(experiment: &Experiment, plan: &ServingPlan, file: Option<&RowsFile>) -> Result<()> {
     let misplaced = !experiment.scheduler.is_empty() || experiment.clock.is_some();
     ensure!(!misplaced, "--scheduler and --clock are for plans of networks");
     ensure!(experiment.path_scheduler.is_empty(), "--path-scheduler is for plans with several paths");
     let origin = Origin::of_this_run("simulated")?;
     let fingerprint = |variant: &str| anyhow::Ok(plan.variant(variant)?.fingerprint());
-    let (mut rows, mut drawn) = (Vec::new(), Vec::new());
-    for variant in experiment.variants(plan.variants()) {
-        let mut plan = plan.variant(variant)?;
+    let variant = |name: &str| {
+        let mut plan = plan.variant(name)?;
         plan.seeds.evaluations = experiment.repetitions.unwrap_or(plan.seeds.evaluations);
+        plan.validate().context("--repetitions")?;
+        if let Some(path) = &experiment.plot {
+            // There are several pictures, whose names are known when they are drawn.
+            check_writable("--plot", &named_after(path, name))?;
+        }
+        Ok(plan)
+    };
+    let plans = experiment.variants(plan.variants()).into_iter().map(variant).collect::<Result<Vec<_>>>()?;
+    let (mut rows, mut drawn, mut written) = (Vec::new(), Vec::new(), Ok(()));
+    for plan in plans {
         let (of_variant, of_windows) = routing::run_and_draw(&plan, &experiment.policy)?;
         rows.extend(of_variant);
         drawn.extend(of_windows);
-        // Trainings take long, so finished variants are kept.
-        if let Some(path) = &experiment.json {
-            write_rows(path, &rows, &origin, |row| fingerprint(&row.variant))?;
+        // Trainings take long, so finished variants are kept. Each time all rows are written, so only the last time counts.
+        if let Some(file) = file {
+            written = file.write_rows(&rows, &origin, |row| fingerprint(&row.variant));
         }
     }
-    show_serving((&rows, drawn), &goals(plan, &rows), experiment.plot.as_deref())
+    show_serving((&rows, drawn), &goals(plan, &rows), experiment.plot.as_deref())?;
+    written
 }
 
-fn run_paths(experiment: &Experiment, plan: &PathsPlan) -> Result<()> {
+fn run_paths(experiment: &Experiment, plan: &PathsPlan, file: Option<&RowsFile>) -> Result<()> {
     let misplaced = !experiment.scheduler.is_empty() || experiment.clock.is_some() || !experiment.policy.is_empty();
     ensure!(
         !misplaced,
         "--scheduler, --clock and --policy are for other plans; --path-scheduler names schedulers here"
     );
+    named_once(experiment.path_scheduler.iter().map(|scheduler| scheduler.name())).context("--path-scheduler")?;
+    if let Some(path) = &experiment.plot {
+        check_writable("--plot", path)?;
+    }
     let origin = Origin::of_this_run("simulated")?;
     let fingerprint = |variant: &str| anyhow::Ok(plan.variant(variant)?.fingerprint());
     let mut rows = Vec::new();
@@ -154,13 +195,12 @@ fn run_paths(experiment: &Experiment, plan: &PathsPlan) -> Result<()> {
         }
         rows.extend(paths::run(&plan)?);
     }
-    if let Some(path) = &experiment.json {
-        write_rows(path, &rows, &origin, |row| fingerprint(&row.variant))?;
-    }
-    show_paths(&rows, experiment.plot.as_deref())
+    let written = file.map_or(Ok(()), |file| file.write_rows(&rows, &origin, |row| fingerprint(&row.variant)));
+    show_paths(&rows, experiment.plot.as_deref())?;
+    written
 }
 
-fn run_trees(experiment: &Experiment, mut plan: TreesPlan) -> Result<()> {
+fn run_trees(experiment: &Experiment, mut plan: TreesPlan, file: Option<&RowsFile>) -> Result<()> {
     let misplaced = !experiment.scheduler.is_empty()
         || experiment.clock.is_some()
         || !experiment.policy.is_empty()
@@ -171,14 +211,12 @@ fn run_trees(experiment: &Experiment, mut plan: TreesPlan) -> Result<()> {
     plan.repetitions = experiment.repetitions.unwrap_or(plan.repetitions);
     ensure!(plan.repetitions >= 2, "--repetitions: an interval needs at least two");
     let rows = trees::run(&plan)?;
-    if let Some(path) = &experiment.json {
-        write_rows(path, &rows, &origin, |_| Ok(plan.fingerprint()))?;
-    }
+    let written = file.map_or(Ok(()), |file| file.write_rows(&rows, &origin, |_| Ok(plan.fingerprint())));
     say!("{}", trees::tables(&rows));
-    Ok(())
+    written
 }
 
-fn run_stack(experiment: &Experiment, mut plan: StackPlan) -> Result<()> {
+fn run_stack(experiment: &Experiment, mut plan: StackPlan, file: Option<&RowsFile>) -> Result<()> {
     let misplaced = !experiment.scheduler.is_empty()
         || !experiment.policy.is_empty()
         || !experiment.path_scheduler.is_empty()
@@ -189,14 +227,12 @@ fn run_stack(experiment: &Experiment, mut plan: StackPlan) -> Result<()> {
     plan.repetitions = experiment.repetitions.unwrap_or(plan.repetitions);
     ensure!(plan.repetitions >= 2, "--repetitions: an interval needs at least two");
     let rows = stack::run(&plan)?;
-    if let Some(path) = &experiment.json {
-        write_rows(path, &rows, &origin, |_| Ok(plan.fingerprint()))?;
-    }
+    let written = file.map_or(Ok(()), |file| file.write_rows(&rows, &origin, |_| Ok(plan.fingerprint())));
     say!("{}", stack::tables(&rows));
-    Ok(())
+    written
 }
 
-fn run_processes(experiment: &Experiment, plan: &ProcessesPlan) -> Result<()> {
+fn run_processes(experiment: &Experiment, plan: &ProcessesPlan, file: Option<&RowsFile>) -> Result<()> {
     let misplaced = !experiment.scheduler.is_empty() || !experiment.path_scheduler.is_empty();
     ensure!(!misplaced, "--scheduler and --path-scheduler are for other plans");
     ensure!(["all", BASE].contains(&&*experiment.variant), "plans of processes have no variants");
@@ -204,12 +240,14 @@ fn run_processes(experiment: &Experiment, plan: &ProcessesPlan) -> Result<()> {
     ensure!(clock != Clock::VirtualNetwork, "processes need a kernel: --clock native or lab");
     let origin = Origin::of_this_run(clock.name())?;
     let part = processes::Part { clock, policies: &experiment.policy, seeds: experiment.repetitions };
-    let rows = processes::run(plan, &part, |rows| match &experiment.json {
-        Some(path) => write_rows(path, rows, &origin, |_| Ok(plan.fingerprint())),
-        None => Ok(()),
+    let mut written = Ok(());
+    let rows = processes::run(plan, &part, |rows| {
+        // Each time all rows are written, so only the last time counts.
+        written = file.map_or(Ok(()), |file| file.write_rows(rows, &origin, |_| Ok(plan.fingerprint())));
+        Ok(())
     })?;
     say!("{}", processes::tables(&rows));
-    Ok(())
+    written
 }
 
 /// Returns the schedulers of a plan that can run on a clock here, and prints which ones are omitted and why.
@@ -222,55 +260,6 @@ fn present(plan: &plan::Plan, clock: Clock) -> Vec<Scheduler> {
         }
     };
     plan.schedulers_on(clock).into_iter().filter(is_present).collect()
-}
-
-/// A line of results.
-#[derive(serde::Serialize)]
-struct Line<'a, R> {
-    #[serde(flatten)]
-    row: &'a R,
-    fingerprint: String,
-    #[serde(flatten)]
-    origin: &'a Origin,
-}
-
-/// Where a line of results belongs.
-#[derive(PartialEq, serde::Deserialize)]
-struct Place {
-    plan: String,
-    variant: String,
-    clock: String,
-}
-
-impl Place {
-    fn of(line: &str) -> Option<Self> {
-        serde_json::from_str(line).ok()
-    }
-}
-
-/// Returns lines of results with those of a new run: other variants of their plan stay.
-fn with_other_variants(existing: &str, new: &str) -> String {
-    let places: Vec<_> = new.lines().filter_map(Place::of).collect();
-    let stays = |line: &&str| {
-        let place = Place::of(line);
-        place.is_some_and(|place| places.iter().all(|new| new.plan == place.plan && *new != place))
-    };
-    let kept: String = existing.lines().filter(stays).map(|line| format!("{line}\n")).collect();
-    kept + new
-}
-
-/// Writes rows as lines of JSON, each with the fingerprint of its variant, in place of the file's rows of these variants.
-fn write_rows<R: serde::Serialize>(
-    path: &Path,
-    rows: &[R],
-    origin: &Origin,
-    fingerprint: impl Fn(&R) -> Result<String>,
-) -> Result<()> {
-    let line = |row| Ok(serde_json::to_string(&Line { row, fingerprint: fingerprint(row)?, origin })? + "\n");
-    let lines = rows.iter().map(line).collect::<Result<String>>()?;
-    let existing = fs::read_to_string(path).unwrap_or_default();
-    fs::write(path, with_other_variants(&existing, &lines))
-        .with_context(|| format!("failed to write {}", path.display()))
 }
 
 /// Prints the tables of a file of rows, and draws their pictures: rows of model serving, of its comparison with
@@ -318,7 +307,7 @@ fn show_paths(rows: &[paths::Row], plot: Option<&Path>) -> Result<()> {
     if let Some(path) = plot {
         let variant = rows.first().map(|row| row.variant.clone());
         let first: Vec<_> = rows.iter().filter(|row| Some(&row.variant) == variant.as_ref()).cloned().collect();
-        fs::write(path, paths::picture(&first)).with_context(|| format!("failed to write {}", path.display()))?;
+        write(path, &paths::picture(&first))?;
         say!("the picture is {}", path.display());
     }
     Ok(())
@@ -334,7 +323,7 @@ fn show_serving(
     let Some(plot) = plot else { return Ok(()) };
     for (name, svg) in routing::pictures(rows).into_iter().chain(drawn) {
         let path = named_after(plot, &name);
-        fs::write(&path, svg).with_context(|| format!("failed to write {}", path.display()))?;
+        write(&path, &svg)?;
         say!("a picture is {}", path.display());
     }
     Ok(())
@@ -345,56 +334,4 @@ fn named_after(path: &Path, variant: &str) -> PathBuf {
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     let extension = path.extension().unwrap_or_default().to_string_lossy();
     path.with_file_name(format!("{stem}-{variant}.{extension}"))
-}
-
-#[cfg(test)]
-mod tests {
-    use instruments::origin::Trees;
-
-    use super::*;
-    use crate::papers::{Results, cell};
-
-    #[test]
-    fn a_run_of_one_variant_replaces_no_rows_of_others() {
-        let line = |plan, variant, clock, value| {
-            format!("{{\"plan\":\"{plan}\",\"variant\":\"{variant}\",\"clock\":\"{clock}\",\"value\":{value}}}\n")
-        };
-        let [one, two, in_lab] =
-            [line("p", "one", "native", 1), line("p", "two", "native", 1), line("p", "two", "lab", 1)];
-        let new = line("p", "two", "native", 2);
-        let existing = [&*one, &two, &in_lab].concat();
-        assert_eq!(with_other_variants(&existing, &new), [&*one, &in_lab, &new].concat());
-        assert_eq!(with_other_variants(&format!("{one}{}no row\n", line("q", "one", "native", 1)), &new), one + &new);
-        assert_eq!(with_other_variants("", &new), new);
-    }
-
-    #[test]
-    fn rows_of_simulations_name_their_variant_as_cells_do() {
-        let folder = std::env::temp_dir().join(format!("paced-fingerprints-{}", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
-        let cells = cell::all(&["routing-fig9".to_owned()], false).unwrap();
-        let rows: Vec<_> = cells
-            .iter()
-            .map(
-                |cell| serde_json::json!({"plan": cell.plan, "variant": cell.variant, "repetitions": cell.repetitions}),
-            )
-            .collect();
-        let origin = Origin::of_this_run("simulated").unwrap();
-        let plan::Any::Serving(plan) = plan::Any::read("routing-fig9").unwrap() else { panic!("another kind") };
-        let of_row = |row: &serde_json::Value| Ok(plan.variant(row["variant"].as_str().unwrap())?.fingerprint());
-        write_rows(&folder.join("routing-fig9.json"), &rows, &origin, of_row).unwrap();
-        let (results, trees) = (Results::open(&folder).unwrap(), Trees::parse("sched 1"));
-        let line = results.lines("routing-fig9", false);
-        for cell in &cells {
-            assert!(line.contains(&format!("\"fingerprint\":\"{}\"", cell.fingerprint)), "{cell}");
-        }
-        // Whatever is checked out, a row of another text is not of the cell.
-        let text = line.replace(origin.trees(), "sched 1");
-        fs::write(folder.join("routing-fig9.json"), text).unwrap();
-        let results = Results::open(&folder).unwrap();
-        assert!(cells.iter().all(|cell| results.is_current(cell, &trees)));
-        let changed = |cell: &cell::Cell| cell::Cell { fingerprint: "00000000".to_owned(), ..cell.clone() };
-        assert!(!cells.iter().any(|cell| results.is_current(&changed(cell), &trees)));
-        fs::remove_dir_all(&folder).unwrap();
-    }
 }

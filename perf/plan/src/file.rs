@@ -27,6 +27,13 @@ pub fn names() -> Result<Vec<String>> {
         .collect())
 }
 
+/// Whether a plan is given by the path of its file, which has a slash or ends in `.toml`. Anything else is the name of a file in
+/// `perf/plans/`.
+#[must_use]
+pub fn is_path(plan: &str) -> bool {
+    plan.contains('/') || plan.ends_with(".toml")
+}
+
 /// Returns the value of a plan's key `kind`. Plans with a network have none.
 pub(crate) fn kind(text: &str) -> Result<Option<Value>> {
     Ok(toml::from_str::<Table>(text)?.remove("kind"))
@@ -39,11 +46,15 @@ pub(crate) struct PlanFile {
 }
 
 impl PlanFile {
-    /// Reads the file of this name in `perf/plans/`, or at this path.
+    /// Reads the file of this name in `perf/plans/`, or at this [path](is_path).
     pub(crate) fn read(name: &str) -> Result<Self> {
-        let known = Path::new(FOLDER).join(name).with_extension("toml");
-        let path = if known.exists() { known } else { PathBuf::from(name) };
-        let text = fs::read_to_string(&path).with_context(|| format!("no plan {name}; `list` names all"))?;
+        let (path, missing) = if is_path(name) {
+            (PathBuf::from(name), format!("failed to read {name}"))
+        } else {
+            let missing = format!("no plan {name}; `list` names all, and a path has a slash or ends in .toml");
+            (Path::new(FOLDER).join(format!("{name}.toml")), missing)
+        };
+        let text = fs::read_to_string(&path).context(missing)?;
         Ok(Self { path, text })
     }
 

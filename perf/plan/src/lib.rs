@@ -29,7 +29,7 @@ use toml::Table;
 use self::file::PlanFile;
 pub use self::{
     clock::Clock,
-    file::names,
+    file::{is_path, names},
     network::{Congestion, Family, Network},
     paths::PathsPlan,
     processes::ProcessesPlan,
@@ -37,7 +37,7 @@ pub use self::{
     serving::ServingPlan,
     stack::StackPlan,
     trees::TreesPlan,
-    validity::METRICS,
+    validity::{MAX_REPETITIONS, METRICS, named_once},
     variants::{BASE, Varied},
     verdict::{Judgement, Verdict},
     workload::{Arrivals, Class, Engine, Level, Mix, Reader, Workload},
@@ -77,7 +77,10 @@ impl Any {
             Some(Some("trees")) => Self::Trees(Box::new(TreesPlan::from_toml(text)?)),
             Some(Some("stack")) => Self::Stack(Box::new(StackPlan::from_toml(text)?)),
             Some(Some("processes")) => Self::Processes(Box::new(ProcessesPlan::from_toml(text)?)),
-            Some(_) => Self::Serving(Box::new(ServingPlan::from_toml(text)?)),
+            Some(Some("serving")) => Self::Serving(Box::new(ServingPlan::from_toml(text)?)),
+            Some(_) => {
+                bail!("kind: known are paths, trees, stack, processes and serving; plans with a network have none")
+            }
         })
     }
 

@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 use toml::Table;
 
-use super::{Verdict, variants};
+use super::{Verdict, named_once, variants};
 
 /// One experiment with several paths, or one variant of it.
 #[derive(Clone, Debug, Deserialize)]
@@ -154,6 +154,7 @@ impl PathsPlan {
         let names = |names: &mut dyn Iterator<Item = &str>| names.collect::<BTreeSet<_>>().len();
         ensure!((2..=1_000).contains(&self.repetitions), "repetitions: between 2 and 1000, for a deviation");
         ensure!(!self.schedulers.is_empty(), "schedulers: at least one");
+        named_once(self.schedulers.iter().map(|scheduler| scheduler.name())).context("schedulers")?;
         ensure!((1..=8).contains(&self.streams.len()), "streams: between 1 and 8");
         let distinct = names(&mut self.streams.iter().map(|stream| stream.name.as_str()));
         ensure!(distinct == self.streams.len(), "streams: two have the same name");

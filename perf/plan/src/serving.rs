@@ -126,13 +126,14 @@ pub struct Seeds {
     pub training: u64,
 }
 
-/// Log-normal lengths.
+/// Log-normal lengths. Each answer is cut to 16 to 1000 tokens
+/// ([`ANSWER_TOKENS`](sched::route::serving::Workload::ANSWER_TOKENS)); prompts have at least one token.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Lengths {
     /// The mean length of prompts, in tokens. With a link, classes give it in bytes instead.
     pub prompt_tokens: f64,
-    /// The mean length of answers, in tokens.
+    /// The mean length of answers before they are cut, in tokens: from 16 to 1000.
     pub output_tokens: f64,
     /// The standard deviation of the logarithm of both.
     pub sigma: f64,

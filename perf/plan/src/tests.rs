@@ -7,7 +7,7 @@ const TEXT: &str = r#"
     title = "two requests"
     source = "none"
     topology = "direct"
-    clocks = ["virtual-network"]
+    clocks = ["lab"]
     seed = 1
     repetitions = 1
     schedulers = ["plain", "tls-1", "ml-rr"]
@@ -109,6 +109,25 @@ fn mistakes_are_refused_with_their_place() {
         ("repetitions = 1", "repetitions = 1\nmin_paced_rtt_us = 0", "only one way"),
         ("far.network.delay_ms", "far.network.delay", "variant far"),
         ("poisson-per-s = 2", "poisson-per-s = -2", "variant poisson"),
+        ("repetitions = 1", "repetitions = 1_000_001", "repetitions: between 1 and 1000000"),
+        ("seed = 1", "seed = 18_446_744_073_709_551_615", "seed"),
+        ("bytes = 10 ", "bytes = 1_000_000_001 ", "class short: `bytes`"),
+        ("limit_s = 1 ", "limit_s = 0 ", "workload.limit_s"),
+        ("limit_s = 1 ", "limit_s = 86_401 ", "workload.limit_s"),
+        ("limit_s = 1 ", "limit_s = 1, connections = 2 ", "workload.connections: this topology has one"),
+        ("\"tls-1\"", "\"ml-rr\"", "schedulers: ml-rr is named twice"),
+        (
+            "\"tls-1\"",
+            "\"datagram\"",
+            "schedulers: datagram does not fit this topology on clock lab; known: plain, rr,",
+        ),
+        ("\"tls-1\"", "\"paced\"", "schedulers: paced does not fit"),
+        (
+            "clocks = [\"lab\"]",
+            "clocks = [\"lab\", \"virtual-network\"]",
+            "tls-1 does not fit this topology on clock virtual",
+        ),
+        ("seed = 1", "seed = 1\nlab_schedulers = [\"datagram\"]", "lab_schedulers: datagram does not fit"),
     ] {
         let text = TEXT.replacen(right, wrong, 1);
         assert_ne!(text, TEXT);
@@ -122,6 +141,39 @@ fn mistakes_are_refused_with_their_place() {
     }
     let missing = Plan::read("no-such-plan").unwrap_err().to_string();
     assert!(missing.contains("`list`"), "{missing}");
+}
+
+#[test]
+fn a_text_with_a_slash_or_an_extension_is_a_path_and_no_name_of_a_plan_of_the_project() {
+    // Tests run in the folder of the package.
+    assert_eq!(Any::read("../plans/urgent.toml").unwrap().name(), "urgent");
+    for absent in ["urgent.toml", "./urgent.toml", "./urgent", "plans/urgent"] {
+        let error = Any::read(absent).unwrap_err().to_string();
+        assert_eq!(error, format!("failed to read {absent}"));
+    }
+}
+
+#[test]
+fn an_unknown_kind_is_refused_with_the_known_ones() {
+    let text = fs::read_to_string(format!("{FOLDER}/mptcp.toml")).unwrap();
+    for kind in ["\"stacks\"", "1"] {
+        let changed = text.replacen("kind = \"stack\"", &format!("kind = {kind}"), 1);
+        let error = Any::from_toml(&changed).unwrap_err().to_string();
+        assert!(error.contains("kind: known are paths, trees, stack, processes and serving"), "{error}");
+    }
+}
+
+#[test]
+fn no_scheduler_is_compared_with_itself_in_any_kind_of_plan() {
+    for (name, right, wrong, message) in [
+        ("fstream-fig4", "\"fstream\", ", "\"fstream\", \"fstream\", ", "schedulers: fstream is named twice"),
+        ("fstream-trees", "\"fstream\", ", "\"fstream\", \"fstream\", ", "schedulers: fstream is named twice"),
+        ("routing-table3-4", "\"rr\", \"fcfs\", ", "\"fcfs\", \"fcfs\", ", "link.schedulers: fcfs is named twice"),
+    ] {
+        let text = fs::read_to_string(format!("{FOLDER}/{name}.toml")).unwrap();
+        let error = format!("{:#}", Any::from_toml(&text.replacen(right, wrong, 1)).unwrap_err());
+        assert!(error.contains(message), "{error}");
+    }
 }
 
 #[test]

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 use toml::Table;
 
 use super::{
-    Verdict,
+    Verdict, named_once,
     paths::{Cell, Links},
     variants,
 };
@@ -221,6 +221,7 @@ impl TreesPlan {
         ensure!((2..=1_000).contains(&self.repetitions), "repetitions: between 2 and 1000, for an interval");
         ensure!((0.0..=0.9).contains(&self.size_spread), "size_spread: between 0 and 0.9");
         ensure!(!self.schedulers.is_empty() && !self.browsers.is_empty(), "schedulers and browsers: at least one");
+        named_once(self.schedulers.iter().map(|scheduler| scheduler.name())).context("schedulers")?;
         ensure!(
             self.schedulers.contains(&TreesScheduler::Paced),
             "schedulers: paced is missing; others are compared with it"

@@ -2,14 +2,75 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
+use clap::ValueEnum as _;
 use instruments::payload::PAYLOAD_BYTES;
 
 use super::{
     Arrivals, Class, Clock, Congestion, Network, Plan, Published, Reader, Scheduler, Topology, Tunnel, Workload,
 };
 
+/// How many repetitions or seeds a run has at most. TOML ends at 2^63, so the seed of the last repetition does not overflow.
+pub const MAX_REPETITIONS: u64 = 1_000_000;
+
+/// How many bytes a request has at most, because both ends hold them in memory.
+const MAX_BYTES: usize = 1_000_000_000;
+
+/// How many seconds a run lasts at most: a day.
+const MAX_LIMIT_S: u64 = 86_400;
+
+/// Checks that no name is there twice: rows of both would be about the same.
+///
+/// # Errors
+/// When one is; the error names it.
+pub fn named_once<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<()> {
+    let mut seen = BTreeSet::new();
+    names.into_iter().try_for_each(|name| {
+        ensure!(seen.insert(name), "{name} is named twice");
+        Ok(())
+    })
+}
+
 impl Plan {
+    /// Checks that a run can compare these schedulers on a clock.
+    ///
+    /// # Errors
+    /// When one is named twice, or the topology has no such scheduler on the clock; the error then names the ones that it has.
+    pub fn check_schedulers(&self, schedulers: &[Scheduler], clock: Clock) -> Result<()> {
+        named_once(schedulers.iter().map(|scheduler| scheduler.name()))?;
+        let Some(other) = schedulers.iter().find(|scheduler| !self.has(**scheduler, clock)) else { return Ok(()) };
+        let all = Scheduler::value_variants().iter().filter(|scheduler| self.has(**scheduler, clock));
+        let fitting = all.map(|scheduler| scheduler.name()).collect::<Vec<_>>().join(", ");
+        bail!("{} does not fit this topology on clock {}; known: {fitting}", other.name(), clock.name())
+    }
+
+    /// Whether the topology has this scheduler on a clock.
+    fn has(&self, scheduler: Scheduler, clock: Clock) -> bool {
+        use Scheduler::{
+            Auto, Calm, Datagram, DatagramByRtt, DatagramFcfs, Guarded, NoProxy, Paced, Plain, Stream, StreamFcfs,
+            Tls1, TlsN, Unguarded,
+        };
+        let orders_streams = scheduler.of_streams().is_some() && !scheduler.is_of_packets();
+        match self.topology {
+            Topology::Direct if self.workload.one_way => scheduler.of_streams().is_some(),
+            Topology::Direct => {
+                let is_other_transport = matches!(scheduler, TlsN | Tls1) || scheduler.is_of_quic_go();
+                orders_streams || (is_other_transport && clock == Clock::Lab)
+            }
+            Topology::Marked => scheduler == Paced,
+            // A relay has no order of s2n-quic itself.
+            Topology::Masque => {
+                (orders_streams && scheduler != Plain) || scheduler == Paced || scheduler.is_of_quic_go()
+            }
+            Topology::Tunnelled => {
+                matches!(scheduler, NoProxy | Datagram | DatagramFcfs | DatagramByRtt | Stream | StreamFcfs | Auto)
+            }
+            Topology::Workers => scheduler.workers().is_some(),
+            Topology::Attacked => matches!(scheduler, Calm | Guarded | Unguarded),
+            Topology::Served => scheduler.is_of_http(),
+        }
+    }
+
     /// Checks what the types alone do not rule out.
     pub(super) fn check(&self) -> Result<()> {
         let Network { rate_mbit, loss, return_loss, delay_ms, return_delay_ms, queue_packets, queue_ms } = self.network;
@@ -29,8 +90,11 @@ impl Plan {
             self.check_tunnelled()?;
         }
         self.check_served()?;
-        let Workload { requests, arrivals, connections, backlog, one_way, reader, .. } = self.workload;
+        let Workload { requests, arrivals, connections, backlog, one_way, reader, limit_s, .. } = self.workload;
         ensure!(requests > 0 && connections > 0, "workload: at least one request over one connection");
+        let has_several = matches!(self.topology, Topology::Masque | Topology::Tunnelled | Topology::Workers);
+        ensure!(has_several || connections == 1, "workload.connections: this topology has one");
+        ensure!((1..=MAX_LIMIT_S).contains(&limit_s), "workload.limit_s: between 1 and {MAX_LIMIT_S}");
         if let Arrivals::PoissonPerS(rate) = arrivals {
             ensure!(rate > 0.0 && rate.is_finite(), "workload.arrivals.poisson-per-s: {rate} is not a rate");
         }
@@ -61,7 +125,10 @@ impl Plan {
         if let Congestion::FixedMbit(mbit) = self.congestion {
             ensure!(one_way && mbit > 0.0 && mbit.is_finite(), "congestion.fixed-mbit: a rate, and only one way");
         }
-        ensure!(self.repetitions > 0 && self.lab_repetitions != Some(0), "repetitions: at least one");
+        for (key, repetitions) in [("repetitions", Some(self.repetitions)), ("lab_repetitions", self.lab_repetitions)] {
+            let is_sound = repetitions.is_none_or(|repetitions| (1..=MAX_REPETITIONS).contains(&repetitions));
+            ensure!(is_sound, "{key}: between 1 and {MAX_REPETITIONS}");
+        }
         ensure!(!self.clocks.is_empty(), "clocks: at least one");
         ensure!(!self.schedulers.is_empty(), "schedulers: at least one");
         let lab = self.clocks.contains(&Clock::Lab);
@@ -71,11 +138,15 @@ impl Plan {
             twice.is_none(),
             "lab_schedulers: remove the schedulers that `schedulers` names, because they run in the lab as well"
         );
+        for clock in &self.clocks {
+            self.check_schedulers(&self.schedulers, *clock).context("schedulers")?;
+        }
+        self.check_schedulers(&self.lab_schedulers, Clock::Lab).context("lab_schedulers")?;
         ensure!((1..=256).contains(&self.classes.len()), "classes: between 1 and 256");
         let names: BTreeSet<_> = self.classes.iter().map(|class| class.name.as_str()).collect();
         ensure!(names.len() == self.classes.len(), "classes: two have the same name");
         for Class { name, bytes, weight, .. } in &self.classes {
-            ensure!(*bytes > 0, "class {name}: `bytes` is at least 1");
+            ensure!((1..=MAX_BYTES).contains(bytes), "class {name}: `bytes` is between 1 and {MAX_BYTES}");
             ensure!(*weight > 0, "class {name}: `weight` is at least 1");
         }
         for Published { class, metric, .. } in &self.published {
@@ -88,9 +159,6 @@ impl Plan {
     fn check_served(&self) -> Result<()> {
         let is_served = self.topology == Topology::Served;
         ensure!(self.engine.is_some() == is_served, "engine: for, and only for, requests to a model");
-        let mut schedulers = self.schedulers.iter().chain(&self.lab_schedulers);
-        let do_fit = schedulers.all(|scheduler| scheduler.is_of_http() == is_served);
-        ensure!(do_fit, "schedulers: versions of HTTP are for, and only for, requests to a model");
         for Class { name, tokens, .. } in &self.classes {
             ensure!((*tokens > 0) == is_served, "class {name}: `tokens` is for, and only for, requests to a model");
         }
@@ -123,14 +191,6 @@ impl Plan {
         ensure!(earlier_bytes <= 1 << 28, "tunnel.earlier_bytes: at most 2^28");
         let Workload { requests, connections, one_way, backlog, .. } = self.workload;
         ensure!(requests == connections && !one_way && backlog == 0, "workload: an object for each connection");
-        let known = |scheduler: &Scheduler| {
-            use Scheduler::{Auto, Datagram, DatagramByRtt, DatagramFcfs, NoProxy, Stream, StreamFcfs};
-            matches!(scheduler, NoProxy | Datagram | DatagramFcfs | DatagramByRtt | Stream | StreamFcfs | Auto)
-        };
-        ensure!(
-            self.schedulers.iter().all(known),
-            "schedulers: no-proxy, datagram or stream, either with -fcfs, datagram-by-rtt, or auto"
-        );
         let far = self.classes.iter().find(|class| !(0.0..=60_000.0).contains(&class.client_delay_ms));
         if let Some(Class { name, client_delay_ms, .. }) = far {
             bail!("class {name}: `client_delay_ms` {client_delay_ms} is not within 0 to 60000");

@@ -45,6 +45,9 @@ fn mistakes_are_refused_with_their_place() {
         ("gamma = 0.99", "gamma = 1.99", "gamma"),
         ("gap_variation = 2\n", "gap_variation = 20\n", "variant arrivals-clustered"),
         ("lengths.known = true", "lengths.know = true", "variant known-lengths"),
+        ("output_tokens = 200", "output_tokens = 15", "lengths.output_tokens: within 16 to 1000"),
+        ("output_tokens = 200", "output_tokens = 1_001", "lengths.output_tokens: within 16 to 1000"),
+        ("evaluations = 12", "evaluations = 1_000_001", "seeds.evaluations"),
     ] {
         let wrong = right.replacen(part, wrong, 1);
         assert_ne!(wrong, right, "{part}");

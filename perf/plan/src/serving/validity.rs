@@ -2,9 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
+use sched::route::serving;
 
-use super::{Choose, Goals, Heavy, Link, Published, ServingPlan, Workload};
+use super::{Choose, Goals, Heavy, Lengths, Link, Published, ServingPlan, Workload};
+use crate::{MAX_REPETITIONS, named_once};
 
 /// The metrics of results. Metrics of windows, selected models and tasks also name the window, model or task.
 pub const METRICS: &[&str] = &["score", "met_pct", "over_best_model", "windows", "selected_pct"];
@@ -83,9 +85,15 @@ impl ServingPlan {
             let sound = times.iter().chain([&model.prefill_per_token_ms]).all(|ms| (0.0..=60_000.0).contains(ms));
             ensure!(sound && model.most_running > 0, "model {}: times within 0 to 60000, batches of 1", model.name);
         }
-        let lengths = [self.lengths.prompt_tokens, self.lengths.output_tokens];
-        ensure!(lengths.iter().all(|tokens| (1.0..=1e6).contains(tokens)), "lengths: within 1 to 1000000");
-        ensure!((0.0..=3.0).contains(&self.lengths.sigma), "lengths.sigma: within 0 to 3");
+        let Lengths { prompt_tokens, output_tokens, sigma, known: _ } = self.lengths;
+        ensure!((1.0..=1e6).contains(&prompt_tokens), "lengths.prompt_tokens: within 1 to 1000000");
+        let answers = serving::Workload::ANSWER_TOKENS;
+        let (shortest, longest) = (answers.start(), answers.end());
+        ensure!(
+            answers.contains(&output_tokens),
+            "lengths.output_tokens: within {shortest} to {longest}, to which each answer is cut"
+        );
+        ensure!((0.0..=3.0).contains(&sigma), "lengths.sigma: within 0 to 3");
         let names: BTreeSet<_> = self.workloads.iter().map(|workload| workload.name.as_str()).collect();
         ensure!(!names.is_empty(), "workloads: at least one");
         ensure!(names.len() == self.workloads.len(), "workloads: two have the same name");
@@ -110,6 +118,7 @@ impl ServingPlan {
         ensure!(link.bytes_per_prompt_token > 0.0, "link.bytes_per_prompt_token: above 0");
         ensure!(link.bytes_per_token > 0.0, "link.bytes_per_token: above 0");
         ensure!(!link.schedulers.is_empty(), "link.schedulers: at least one");
+        named_once(link.schedulers.iter().map(|scheduler| scheduler.name())).context("link.schedulers")?;
         for scheduler in &link.schedulers {
             let known = scheduler.of_streams().is_some() && !scheduler.is_of_packets();
             ensure!(known, "link.schedulers: {} does not order streams on a simulated link", scheduler.name());
@@ -143,7 +152,11 @@ impl ServingPlan {
     fn check_seeds(&self) -> Result<()> {
         let most = |trainings: &mut dyn Iterator<Item = u64>| trainings.max().unwrap_or(0);
         let seeds = self.seeds;
-        ensure!(seeds.evaluations >= 2, "seeds.evaluations: at least 2, for an interval");
+        let several = 2..=MAX_REPETITIONS;
+        ensure!(
+            several.contains(&seeds.evaluations),
+            "seeds.evaluations: between 2, for an interval, and {MAX_REPETITIONS}"
+        );
         let mut ranges = [
             (seeds.evaluation, seeds.evaluations),
             (seeds.tuning, most(&mut self.tuned.values().map(|recipe| recipe.trainings))),

@@ -1,5 +1,7 @@
 //! The arrivals and contents of requests.
 
+use std::ops::RangeInclusive;
+
 use super::Setup;
 use crate::{
     random::Random,
@@ -95,6 +97,10 @@ const NS_PER_SEC: f64 = 1e9;
 const PATH_BYTES_PER_SEC: u64 = 100_000;
 
 impl Workload {
+    /// The shortest and the longest answer, in tokens. Lengths that are drawn beyond are cut to these, so answers have about the mean
+    /// that routers know only if that mean lies well between the two.
+    pub const ANSWER_TOKENS: RangeInclusive<f64> = 16.0..=1000.0;
+
     /// Returns the paper's stable workload at one rate, for 40 s.
     #[must_use]
     pub const fn stable(requests_per_sec: f64) -> Self {
@@ -166,7 +172,8 @@ impl Workload {
 fn arrival(setup: &Setup, sent_ns: u64, random: &mut Random) -> Arrival {
     let lengths = &setup.lengths;
     let class = random.below(setup.classes());
-    let output_tokens = random.log_normal(lengths.output_tokens, lengths.sigma).clamp(16.0, 1000.0) as u32;
+    let (shortest, longest) = Workload::ANSWER_TOKENS.into_inner();
+    let output_tokens = random.log_normal(lengths.output_tokens, lengths.sigma).clamp(shortest, longest) as u32;
     let prompt_tokens = random.log_normal(lengths.prompt_tokens, lengths.sigma).max(1.0) as u32;
     let expected_tokens = if lengths.known { output_tokens } else { lengths.output_tokens as u32 };
     let (mut up_ns, mut back_ns, mut grace_ns, mut path) = (0, 0, 0, ClientPath::default());
