@@ -45,6 +45,8 @@ pub enum Congestion {
     /// CUBIC (RFC 9438).
     #[default]
     Cubic,
+    /// CUBIC as s2n-quic has it. For the ends of measurements that are not ours.
+    StockCubic,
     /// BBRv2, less sensitive to loss.
     Bbr,
     /// No control: one rate, whatever happens (see [`Fixed`]). For measurements, never for other people's networks.
@@ -68,11 +70,37 @@ impl Endpoint for Controllers {
 
     fn new_congestion_controller(&mut self, path: PathInfo<'_>) -> Controller {
         let algorithm = match self.congestion {
-            Congestion::Cubic => Algorithm::Cubic(Box::new(Cubic::default().new_congestion_controller(path))),
+            Congestion::Cubic => Algorithm::Cubic(cubic(path), RoundTrips::ShortestUntilLoss),
+            Congestion::StockCubic => Algorithm::Cubic(cubic(path), RoundTrips::Shortest),
             Congestion::Bbr => Algorithm::Bbr(Box::new(Bbr::default().new_congestion_controller(path))),
             Congestion::Fixed { bytes_per_sec } => Algorithm::Fixed(Fixed::new(bytes_per_sec, path.max_datagram_size)),
         };
         Controller { algorithm, pacer: Pacer::new(self.min_paced_rtt), is_paced: false }
+    }
+}
+
+fn cubic(path: PathInfo<'_>) -> Box<CubicController> {
+    Box::new(Cubic::default().new_congestion_controller(path))
+}
+
+/// Which round trips CUBIC counts where Reno would grow faster: its window then grows by half a packet in each.
+///
+/// s2n-quic counts the shortest one. Behind a full queue, a round trip takes many times that, and the queue would overflow all the time.
+/// RFC 9438 §4.3 counts those that packets take. Until a path loses a packet, the window grows as in s2n-quic: its slow start may have
+/// ended too early (RFC 9406 §2), and a larger window takes nothing from others yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RoundTrips {
+    Shortest,
+    ShortestUntilLoss,
+    Taken,
+}
+
+impl RoundTrips {
+    /// Notes that the path is congested.
+    fn note_congestion(&mut self) {
+        if *self == Self::ShortestUntilLoss {
+            *self = Self::Taken;
+        }
     }
 }
 
@@ -88,7 +116,7 @@ pub struct Controller {
 
 #[derive(Clone, Debug)]
 enum Algorithm {
-    Cubic(Box<CubicController>),
+    Cubic(Box<CubicController>, RoundTrips),
     Bbr(Box<BbrController>),
     Fixed(Fixed),
 }
@@ -97,14 +125,14 @@ enum Algorithm {
 macro_rules! any {
     ($self:ident, $algorithm:ident => $call:expr) => {
         match &$self.algorithm {
-            Algorithm::Cubic($algorithm) => $call,
+            Algorithm::Cubic($algorithm, _) => $call,
             Algorithm::Bbr($algorithm) => $call,
             Algorithm::Fixed($algorithm) => $call,
         }
     };
     (mut $self:ident, $algorithm:ident => $call:expr) => {
         match &mut $self.algorithm {
-            Algorithm::Cubic($algorithm) => $call,
+            Algorithm::Cubic($algorithm, _) => $call,
             Algorithm::Bbr($algorithm) => $call,
             Algorithm::Fixed($algorithm) => $call,
         }
@@ -143,7 +171,7 @@ impl CongestionController for Controller {
         let app_limited = app_limited.map(|is_limited| is_limited && !is_held_back);
         let listener = &mut RateListener { pacer: &mut self.pacer, publisher };
         let packet = match &mut self.algorithm {
-            Algorithm::Cubic(cubic) => {
+            Algorithm::Cubic(cubic, _) => {
                 cubic.on_packet_sent(time_sent, sent_bytes, app_limited, rtt, listener);
                 None
             }
@@ -187,13 +215,12 @@ impl CongestionController for Controller {
         let listener = &mut RateListener { pacer: &mut self.pacer, publisher };
         match (&mut self.algorithm, newest_acked_packet) {
             (Algorithm::Bbr(bbr), Some(packet)) => bbr.on_ack(sent, bytes, packet, rtt, random, now, listener),
-            (Algorithm::Cubic(cubic), _) => {
-                // s2n-quic lets the window grow once per shortest round trip where Reno would grow faster than CUBIC. Behind a full queue, a
-                // round trip takes many times that, and the queue would overflow all the time. RFC 9438 §4.3 counts the round trips that
-                // packets take.
+            (Algorithm::Cubic(cubic, RoundTrips::Taken), _) => {
+                // All that CUBIC reads of it is the shortest round trip.
                 let taken = RttEstimator::new(rtt.smoothed_rtt());
                 cubic.on_ack(sent, bytes, (), &taken, random, now, listener);
             }
+            (Algorithm::Cubic(cubic, _), _) => cubic.on_ack(sent, bytes, (), rtt, random, now, listener),
             (Algorithm::Fixed(fixed), _) => fixed.on_ack(sent, bytes, (), rtt, random, now, listener),
             // Does not happen: a path keeps its controller, so BBR gets back its own record.
             (Algorithm::Bbr(_), None) => {}
@@ -215,7 +242,8 @@ impl CongestionController for Controller {
             (Algorithm::Bbr(bbr), Some(packet)) => {
                 bbr.on_packet_lost(lost_bytes, packet, persistent, new_burst, random, now, listener);
             }
-            (Algorithm::Cubic(cubic), _) => {
+            (Algorithm::Cubic(cubic, round_trips), _) => {
+                round_trips.note_congestion();
                 cubic.on_packet_lost(lost_bytes, (), persistent, new_burst, random, now, listener);
             }
             (Algorithm::Fixed(fixed), _) => {
@@ -227,6 +255,9 @@ impl CongestionController for Controller {
 
     fn on_explicit_congestion<P: Publisher>(&mut self, ce_count: u64, event_time: Timestamp, publisher: &mut P) {
         let listener = &mut RateListener { pacer: &mut self.pacer, publisher };
+        if let Algorithm::Cubic(_, round_trips) = &mut self.algorithm {
+            round_trips.note_congestion();
+        }
         any!(mut self, algorithm => algorithm.on_explicit_congestion(ce_count, event_time, listener));
     }
 
@@ -334,10 +365,10 @@ mod tests {
         states.0
     }
 
-    /// Returns the window of CUBIC a second after a loss, in which acknowledgements come at the rate of a link of 1,200 bytes in 5 ms.
-    fn cubic_window(rtt: &RttEstimator) -> u32 {
+    /// Returns the window of CUBIC after 240 acknowledgements, one in 5 ms. The packet of `lost` is lost instead.
+    fn cubic_window(congestion: Congestion, rtt: &RttEstimator, lost: Option<u64>) -> u32 {
         let (config, address) = (Config::default(), SocketAddress::default());
-        let mut controllers = Controllers { congestion: Congestion::Cubic, min_paced_rtt: Duration::ZERO };
+        let mut controllers = Controllers { congestion, min_paced_rtt: Duration::ZERO };
         let mut controller = controllers.new_congestion_controller(PathInfo::new(&config, &address));
         let (mut states, mut in_flight) = (States::default(), VecDeque::new());
         for step in 0..240_u64 {
@@ -347,16 +378,17 @@ mod tests {
                 in_flight.push_back(now);
             }
             let Some(sent) = in_flight.pop_front() else { continue };
-            match step {
-                40 => controller.on_packet_lost(1_200, None, false, true, &mut Zeros, now, &mut states),
-                _ => controller.on_ack(sent, 1_200, None, rtt, &mut Zeros, now, &mut states),
+            if lost == Some(step) {
+                controller.on_packet_lost(1_200, None, false, true, &mut Zeros, now, &mut states);
+            } else {
+                controller.on_ack(sent, 1_200, None, rtt, &mut Zeros, now, &mut states);
             }
         }
         controller.congestion_window()
     }
 
     #[test]
-    fn the_window_of_cubic_grows_by_the_round_trips_that_packets_take_and_not_by_the_shortest_rfc_9438_4_3() {
+    fn once_packets_are_lost_the_window_of_cubic_grows_by_the_round_trips_that_they_take_rfc_9438_4_3() {
         let mut behind_queue = RttEstimator::new(Duration::from_millis(1));
         for milliseconds in std::iter::once(1).chain(std::iter::repeat_n(250, 200)) {
             let (sample, at) = (Duration::from_millis(milliseconds), monotonic::timestamp(1_000_000_000));
@@ -364,8 +396,11 @@ mod tests {
         }
         assert_eq!(behind_queue.min_rtt(), Duration::from_millis(1));
         let far = RttEstimator::new(behind_queue.smoothed_rtt());
-        assert_eq!(cubic_window(&behind_queue), cubic_window(&far));
-        assert!(cubic_window(&RttEstimator::new(Duration::from_millis(1))) > 2 * cubic_window(&far));
+        let window = |congestion, rtt: &RttEstimator| cubic_window(congestion, rtt, Some(40));
+        assert_eq!(window(Congestion::Cubic, &behind_queue), window(Congestion::StockCubic, &far));
+        assert!(window(Congestion::StockCubic, &behind_queue) > 2 * window(Congestion::Cubic, &behind_queue));
+        let before_loss = |congestion| cubic_window(congestion, &behind_queue, None);
+        assert_eq!(before_loss(Congestion::Cubic), before_loss(Congestion::StockCubic));
     }
 
     #[test]

@@ -56,6 +56,7 @@ impl Ends {
         let (discipline, binding) = scheduler.of_streams().context("not a scheduler of QUIC")?;
         let made = rcgen::generate_simple_self_signed([SERVER_NAME.to_owned()])?;
         let congestion = match plan.congestion {
+            plan::Congestion::Cubic if scheduler == Scheduler::Plain => Congestion::StockCubic,
             plan::Congestion::Cubic => Congestion::Cubic,
             plan::Congestion::Bbr => Congestion::Bbr,
             plan::Congestion::FixedMbit(mbit) => {

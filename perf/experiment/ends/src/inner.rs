@@ -52,6 +52,8 @@ impl Ends {
     /// When the system gives no randomness.
     pub fn new(congestion: Congestion, patience: Duration) -> Result<Self> {
         let (tls, trust) = identity(NAME)?;
+        // The applications' QUIC is not ours.
+        let congestion = if congestion == Congestion::Cubic { Congestion::StockCubic } else { congestion };
         // Simulated packets have no departure times.
         let controllers = Controllers { congestion, min_paced_rtt: Duration::MAX };
         Ok(Self { tls, trust, controllers, patience })
