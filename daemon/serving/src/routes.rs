@@ -9,8 +9,8 @@ use config::gateway::GatewaySettings;
 use engines::places::{CachedBytes, Engines};
 use parking_lot::Mutex;
 use sched::route::{
-    AnswerLengths, ClientPath, Commitment, Cost, Curve, EngineLoad, MeanLengths, ModelSet, Replica, RoutedRequest, Slo,
-    State, share_groups,
+    AnswerDurations, AnswerLengths, ClientPath, Commitment, Cost, Curve, EngineLoad, MeanLengths, ModelSet, Replica,
+    RoutedRequest, Slo, State, share_groups,
 };
 
 mod chooser;
@@ -21,8 +21,9 @@ mod record;
 mod route;
 #[cfg(test)]
 pub(crate) mod tests;
+mod trials;
 
-use self::{chooser::Chooser, flights::Flights, record::Recorder};
+use self::{chooser::Chooser, flights::Flights, record::Recorder, trials::SpeedTrials};
 pub use self::{
     chooser::{AliasPolicies, Tally, read_policy},
     lesson::Lesson,
@@ -73,6 +74,9 @@ struct Known {
     flights: Vec<Arc<Mutex<Flights>>>,
     /// A copy of them for the policy that decides.
     admitted: Vec<Commitment>,
+    /// What the durations of answers without events have shown of each engine.
+    durations: Vec<AnswerDurations>,
+    trials: SpeedTrials,
     /// The names of the classes that `lengths` knows; the policy keeps them few.
     classes: Vec<String>,
     lengths: AnswerLengths,
@@ -108,9 +112,13 @@ impl Routes {
         }
         let flights = replicas.iter().map(|_| Arc::default()).collect();
         let tokens_per_event = vec![None; replicas.len()];
+        let worths: Vec<_> = settings.models.iter().map(chooser::worth).collect();
+        let trials = SpeedTrials::new(&worths, replicas.len(), chooser::margin(settings), now_ns());
         let known = Known {
             named: Chooser::named(settings),
             aliases: policies.choosers(settings),
+            durations: vec![AnswerDurations::default(); replicas.len()],
+            trials,
             replicas,
             first,
             flights,
@@ -122,7 +130,6 @@ impl Routes {
             tokens_per_event,
             has_lengths: false,
         };
-        let worths = settings.models.iter().map(chooser::worth).collect();
         Self { state: Mutex::new(known), engines, worths, recorder: Recorder::of(settings), now_ns }
     }
 
@@ -211,7 +218,7 @@ impl Routes {
         let until_ns =
             (slo.budget_ns != Slo::NONE).then(|| now_ns.saturating_add(slo.budget_ns).saturating_sub(path.return_ns()));
         let (cached, compared_bytes) = known.cached(&self.engines, asked);
-        let Known { named, aliases, replicas, flights, admitted, .. } = &mut *known;
+        let Known { named, aliases, replicas, flights, admitted, trials, .. } = &mut *known;
         admitted.clear();
         if asked.alias.and_then(|alias| aliases.get(alias)).is_some_and(Chooser::looks_at_admitted) {
             for (replica, flights) in flights.iter().enumerate() {
@@ -241,7 +248,9 @@ impl Routes {
         if let Some((alias, chooser)) =
             chooser.as_mut().filter(|(_, chooser)| wanted.is_limited() || chooser.takes_unlimited())
         {
-            let choice = chooser.route(request, (asked.models, asked.class), state, now_ns)?;
+            // Only the time of a single answer shows how fast an engine is. A request that one model has failed has waited enough.
+            let trials = Some(trials).filter(|_| wanted.answers == 1 && !asked.is_retry);
+            let choice = chooser.route(request, (asked.models, asked.class), (state, trials), now_ns)?;
             let (by, reason) = (chooser.decided(*alias), choice.reason.name());
             let record = |recorder: &Recorder| recorder.record((asked, &by), (&request, state), &choice, now_ns);
             let decision = self.recorder.as_ref().map(record);
@@ -260,7 +269,7 @@ impl Routes {
                 &best[..]
             }
         };
-        let choice = named.route(request, (open, asked.class), state, now_ns)?;
+        let choice = named.route(request, (open, asked.class), (state, None), now_ns)?;
         let (model, choice) = (choice.model, Some(choice));
         Some(route(model, reason, choice, None, None))
     }
@@ -411,6 +420,13 @@ impl Known {
             }
         }
         (cached, compared)
+    }
+
+    /// Notes that a sample of an engine's speed has come.
+    fn heard(&mut self, model: usize, replica: usize, now_ns: u64) {
+        if let Some(at) = self.at(model, replica) {
+            self.trials.heard(at, now_ns);
+        }
     }
 
     /// Returns the index of an engine among the engines of all models.

@@ -42,6 +42,8 @@ pub enum Reason {
     Guard,
     /// The policy could not decide, so the rule did.
     Fallback(FallbackCause),
+    /// It was predicted late, and the request shows whether it still is. No policy of this crate decides so: a caller that has engines may.
+    Trial,
 }
 
 /// Why a policy could not decide.
@@ -101,6 +103,7 @@ impl Reason {
             Self::Value => "value",
             Self::Guard => "guard",
             Self::Fallback(_) => "fallback",
+            Self::Trial => "trial",
         }
     }
 }

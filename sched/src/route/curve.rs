@@ -155,6 +155,13 @@ impl Curve {
         self.prefill.learn(f64::from(prompt_tokens), first_ns as f64, PREFILL)
     }
 
+    /// Sets the first guess of the time of a first token, whatever its prompt, unless one has been observed.
+    pub(super) fn guess_first_token(&mut self, first_ns: f64) {
+        if self.prefill.samples() <= 0.0 {
+            self.prefill = Line::new(first_ns, 0.0);
+        }
+    }
+
     /// Returns the learned state as numbers for a state file. [`Curve::from_numbers`] reads them.
     #[must_use]
     pub fn to_numbers(&self) -> [f64; Self::NUMBERS] {

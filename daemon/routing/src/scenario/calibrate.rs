@@ -102,8 +102,8 @@ pub fn calibrate(decisions: &[Decision], alias: &str) -> Result<Calibrated> {
     let engines: Vec<EngineSpec> = last.engines.iter().filter(|engine| is_open(&engine.model)).map(runs).collect();
     if let Some(unknown) = engines.iter().find(|engine| engine.least_step_ms() <= 0.0) {
         anyhow::bail!(
-            "the costs of an engine of {0} are unknown, because it has not answered yet: send requests to {0} by its \
-             own name, and record for longer",
+            "the costs of an engine of {0} are unknown, because no answer has shown its speed yet: send requests to {0} by \
+             its own name, as streams or with `usage` in answers of at least 8 tokens, and record for longer",
             unknown.model
         );
     }
@@ -242,7 +242,11 @@ mod tests {
         assert!(said.starts_with("none of the 50 decisions") && said.contains("x-paced-budget-ms"), "{said}");
         let mut unknown: Vec<_> = (0..50).map(|at| decision(at, 0, 1_000)).collect();
         unknown.iter_mut().for_each(|decision| decision.engines[1].cost = [0.0; 6]);
-        assert!(calibrate(&unknown, "auto").unwrap_err().to_string().contains("of an engine of small are unknown"));
+        let said = calibrate(&unknown, "auto").unwrap_err().to_string();
+        assert!(
+            said.contains("of an engine of small are unknown, because no answer has shown its speed yet"),
+            "{said}"
+        );
     }
 
     #[test]

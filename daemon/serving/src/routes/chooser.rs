@@ -8,9 +8,9 @@ use config::{
     routing::Routing,
 };
 use routing::policy::{self, PolicyFile};
-use sched::route::{DOUBT, Model, ModelChoice, ModelSet, Replica, RoutedRequest, Router, RoutingPolicy, State};
+use sched::route::{DOUBT, Model, ModelChoice, ModelSet, Reason, Replica, RoutedRequest, Router, RoutingPolicy, State};
 
-use super::{Decided, Shadow};
+use super::{Decided, Shadow, trials::SpeedTrials};
 
 /// The policies of all aliases, with the contents of their files.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -121,7 +121,8 @@ pub fn read_policy(path: &FilePath, alias: &Alias) -> Result<PolicyFile> {
     parse().with_context(|| format!("failed to use {} as a policy of {}", path.display(), alias.name))
 }
 
-fn margin(settings: &GatewaySettings) -> f64 {
+/// Returns the factor by which an answer may take longer than predicted.
+pub(super) fn margin(settings: &GatewaySettings) -> f64 {
     f64::from(settings.margin_percent) / 100.0
 }
 
@@ -146,15 +147,20 @@ impl Chooser {
     }
 
     /// Decides about a request to one of the models `open`, of the class with this name. The choice contains the indices of
-    /// the model in the configuration and of the engine in the state.
+    /// the model in the configuration and of the engine in the state. With `trials`, the request may try a better model that is predicted
+    /// late.
     pub(super) fn route(
         &mut self,
         request: RoutedRequest,
         (open, class): (&[usize], &str),
-        state: State<'_>,
+        (state, trials): (State<'_>, Option<&mut SpeedTrials>),
         now_ns: u64,
     ) -> Option<ModelChoice> {
-        let choice = self.policy.route(request, (open, class), state, now_ns)?;
+        let mut choice = self.policy.route(request, (open, class), state, now_ns)?;
+        let trial = trials.and_then(|trials| trials.begin((&choice, &request), open, &state, now_ns));
+        if let Some((model, replica)) = trial {
+            choice = self.moved(ModelChoice { model, reason: Reason::Trial, ..choice }, (replica, 0), &request, &state);
+        }
         if let Some(shadow) = &mut self.shadow {
             self.shadowed = shadow.route(request, (open, class), state, now_ns).map(|other| other.model);
             self.tally.0 += 1;

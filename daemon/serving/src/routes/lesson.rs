@@ -5,11 +5,12 @@ use std::sync::Arc;
 use engines::reported::Reported;
 use openai::TokenUsage;
 use parking_lot::Mutex;
-use sched::route::{OpenAnswer, State, WINDOW_TOKENS, unread_tokens};
+use sched::route::{AnswerDuration, OpenAnswer, State, WINDOW_TOKENS, unread_tokens};
 
 use super::{
     Known, Route, Routes, SOUND_BYTES_PER_TOKEN,
     flights::{Flight, Flights},
+    trials::SpeedTrial,
 };
 
 /// The weight of the newest answer in an average.
@@ -38,6 +39,11 @@ pub struct Lesson<'a> {
     /// The requests at its engine, and its own index there.
     flights: Arc<Mutex<Flights>>,
     flight: usize,
+    /// The time that all requests together had spent at the engine when the request began, and the requests of other clients then.
+    spent_before_ns: u128,
+    others_before: u32,
+    /// If the request tries a model that is predicted late.
+    trial: Option<SpeedTrial>,
     began_ns: u64,
     /// Whether the engine had no other request, ours or of others, when the request began.
     is_alone: bool,
@@ -68,10 +74,8 @@ impl Routes {
     pub fn begin(&self, route: &Route, replica: usize) -> Lesson<'_> {
         let now_ns = (self.now_ns)();
         let mut known = self.state.lock();
-        let is_alone = self.engines.get(route.model).is_some_and(|engines| {
-            let (in_flight, others) = engines.at_engine(replica, now_ns);
-            in_flight <= 1 && others == Reported::default()
-        });
+        let engines = self.engines.get(route.model);
+        let (in_flight, others) = engines.map(|engines| engines.at_engine(replica, now_ns)).unwrap_or_default();
         let at = known.first.get(route.model).map_or(usize::MAX, |first| first.saturating_add(replica));
         let answer = (route.answers > 0).then(|| known.lengths.begin(route.class, route.request.max_tokens));
         let Known { aliases, replicas, .. } = &mut *known;
@@ -82,12 +86,16 @@ impl Routes {
         }
         let cached_tokens = route.cached.get(at).copied().unwrap_or_default();
         let flights = known.flights.get(at).cloned().unwrap_or_default();
-        let flight = flights.lock().begin(Flight {
+        let flight = Flight {
             left_tokens: route.request.expected_tokens,
             unread_tokens: route.request.unread_tokens(cached_tokens).max(1),
             until_ns: route.until_ns,
             reward: self.worth(route.model),
-        });
+        };
+        let (flight, spent_before_ns) = {
+            let mut flights = flights.lock();
+            (flights.begin(flight, now_ns), flights.spent_ns(now_ns))
+        };
         Lesson {
             routes: self,
             replica,
@@ -100,8 +108,11 @@ impl Routes {
             answer,
             flights,
             flight,
+            spent_before_ns,
+            others_before: others.running,
+            trial: route.trial(),
             began_ns: now_ns,
-            is_alone,
+            is_alone: engines.is_some() && in_flight <= 1 && others == Reported::default(),
             is_untimed: route.answers > 1,
             first_ns: None,
             last_ns: now_ns,
@@ -168,6 +179,30 @@ impl Lesson<'_> {
         let others = replica.load.others_utilisation;
         replica.curve.observe_step(batch, f64::midpoint(others_before.unwrap_or(others), others), step_ns as u64);
         self.window.others = Some(others);
+        known.heard(self.model, self.replica, now_ns);
+    }
+
+    /// Learns from an answer that came as a whole how long steps were.
+    fn learn_duration(&self, tokens: u64, unread_tokens: u32) {
+        let now_ns = (self.routes.now_ns)();
+        let took_ns = now_ns.saturating_sub(self.began_ns);
+        let spent_ns = self.flights.lock().spent_ns(now_ns) - self.spent_before_ns;
+        let others =
+            self.routes.engines.get(self.model).map_or(0, |engines| engines.at_engine(self.replica, now_ns).1.running);
+        let others = f64::midpoint(self.others_before.into(), others.into());
+        let batch = (spent_ns as f64 / took_ns as f64).max(1.0) + others;
+        let mut known = self.routes.state.lock();
+        known.look(&self.routes.engines, now_ns);
+        let Some(at) = known.at(self.model, self.replica) else { return };
+        let Known { replicas, durations, .. } = &mut *known;
+        if let (Some(replica), Some(durations)) = (replicas.get_mut(at), durations.get_mut(at)) {
+            let others = replica.load.others_utilisation;
+            let is_alone = self.is_alone;
+            let answer = AnswerDuration { unread_tokens, tokens, batch, others, took_ns, is_alone };
+            if durations.observe(&mut replica.curve, &answer) {
+                known.heard(self.model, self.replica, now_ns);
+            }
+        }
     }
 
     /// Notes that the engine had to wait for the client, so that the times of tokens no longer show how fast the engine is.
@@ -183,10 +218,11 @@ impl Lesson<'_> {
 
     /// Learns from a complete answer, or from all answers to a request. Most clients do not ask for `usage` in streams, so the number of
     /// events with content also teaches the lengths of answers: several answers count as one of their mean length, and embeddings do not
-    /// count. Only `usage` teaches the bytes of a prompt's token. The engine's own counts of tokens and of cached tokens of the prompt take
-    /// precedence over the count of events and over the expected number of cached tokens. Later expectations are trusted as far as these
-    /// counts confirm this expectation. If an engine that reports cached tokens leaves the count out, the count is 0. Only the uncached
-    /// tokens of the prompt cost the engine time.
+    /// count. If an answer had no events, its time teaches the speed of its engine, provided that `usage` says how many tokens it had. Only
+    /// `usage` teaches the bytes of a prompt's token. The engine's own counts of tokens and of cached tokens of the prompt take precedence
+    /// over the count of events and over the expected number of cached tokens. Later expectations are trusted as far as these counts
+    /// confirm this expectation. If an engine that reports cached tokens leaves the count out, the count is 0. Only the uncached tokens of
+    /// the prompt cost the engine time.
     pub fn learn(&mut self, usage: Option<TokenUsage>, cached_tokens: Option<u64>, body_bytes: usize) {
         let cached_tokens = self.routes.engines.get(self.model).zip(usage).map_or(cached_tokens, |(engines, usage)| {
             // By this request's own bytes per token: the mean of all requests may be far off.
@@ -213,14 +249,29 @@ impl Lesson<'_> {
             let ratio = (body_bytes as f64 / usage.prompt_tokens as f64).clamp(least, most);
             known.bytes_per_token = average(known.bytes_per_token, ratio);
         }
-        let prompt_tokens = usage.map_or(self.prompt_tokens, |usage| usage.prompt_tokens as u32);
-        let Some(first_ns) = self.first_ns else { return };
-        let Some(replica) = known.replica(self.model, self.replica) else { return };
-        if self.is_alone {
-            let cached = cached_tokens.map_or(self.cached_tokens, |tokens| u32::try_from(tokens).unwrap_or(u32::MAX));
-            replica.curve.observe_first_token(unread_tokens(prompt_tokens, cached), first_ns - self.began_ns);
-        }
         drop(known);
+        let prompt_tokens = usage.map_or(self.prompt_tokens, |usage| usage.prompt_tokens as u32);
+        let cached = cached_tokens.map_or(self.cached_tokens, |tokens| u32::try_from(tokens).unwrap_or(u32::MAX));
+        self.learn_speed(tokens, unread_tokens(prompt_tokens, cached));
+        if let Some(trial) = self.trial.filter(|_| tokens > 0) {
+            let now_ns = (self.routes.now_ns)();
+            self.routes.state.lock().trials.answered(&trial, self.first_ns, tokens, now_ns);
+        }
+    }
+
+    /// Learns from a complete answer of `tokens` what the prompt and the last steps cost.
+    fn learn_speed(&mut self, tokens: u64, unread_tokens: u32) {
+        let Some(first_ns) = self.first_ns else {
+            if self.events == 0 && !self.is_untimed {
+                self.learn_duration(tokens, unread_tokens);
+            }
+            return;
+        };
+        if self.is_alone
+            && let Some(replica) = self.routes.state.lock().replica(self.model, self.replica)
+        {
+            replica.curve.observe_first_token(unread_tokens, first_ns - self.began_ns);
+        }
         // An answer that is too short for a window is a sample as a whole.
         if self.window.events > 0 && self.events <= WINDOW && !self.is_untimed {
             self.learn_window(self.last_ns);
@@ -230,7 +281,7 @@ impl Lesson<'_> {
 
 impl Drop for Lesson<'_> {
     fn drop(&mut self) {
-        self.flights.lock().end(self.flight);
+        self.flights.lock().end(self.flight, (self.routes.now_ns)());
         self.grow();
         if let Some(answer) = &self.answer {
             self.routes.state.lock().lengths.cut(answer);

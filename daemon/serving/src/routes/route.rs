@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use engines::places::PrefixHashes;
 use routing::decision::Decision;
-use sched::route::{ClientPath, ModelChoice, RoutedRequest};
+use sched::route::{ClientPath, ModelChoice, Reason, RoutedRequest};
+
+use super::trials::SpeedTrial;
 
 /// The question which model answers a request.
 #[derive(Clone, Copy, Debug)]
@@ -118,9 +120,16 @@ impl Route {
         self.weighs_cache
     }
 
-    /// Whether it is predicted to miss its limits.
+    /// Whether it is predicted to miss its limits, and is not there to show that this is wrong.
     #[must_use]
     pub fn is_late(&self) -> bool {
-        self.choice.is_some_and(|choice| !choice.in_time)
+        self.choice.is_some_and(|choice| !choice.in_time && choice.reason != Reason::Trial)
+    }
+
+    /// Returns the trial of the model, if the request is one.
+    pub(super) fn trial(&self) -> Option<SpeedTrial> {
+        let (slo, at_ns, return_ns) = (self.request.slo, self.at_ns, self.path.return_ns());
+        let is_trial = self.choice.is_some_and(|choice| choice.reason == Reason::Trial);
+        is_trial.then_some(SpeedTrial { model: self.model, slo, at_ns, return_ns })
     }
 }

@@ -18,8 +18,10 @@ use sched::stream::{Discipline, Service};
 use super::*;
 
 mod cached;
+mod durations;
 mod lengths;
 mod policies;
+mod trials;
 
 const NS_PER_MS: u64 = 1_000_000;
 
