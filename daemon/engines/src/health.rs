@@ -7,7 +7,7 @@
 //! | failed [`FAULTS`] requests in a row | again after a while, unless a check found it not ready |
 //! | was ejected for a while | few at once, until it has answered one |
 //! | did not begin answers without streaming in time, and answers its checks | all the time: the answers may just be long |
-//! | refuses requests in its events | all the time: the requests may be at fault |
+//! | refuses requests | all the time: the requests may be at fault |
 //! | tells a check that it is not ready | again when a check finds it ready |
 //! | was silent for [`SILENCES`] checks in a row | again when a check finds it ready, or it begins to answer a request that it has |
 
@@ -33,7 +33,7 @@ pub enum Fault {
     Answer,
     /// It did not begin an answer without streaming in time. The answer may just be long.
     Late,
-    /// It reported within its answer that it refuses the request. The request may be at fault.
+    /// It refused the request. The request may be at fault.
     Refusal,
 }
 

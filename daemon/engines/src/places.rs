@@ -9,7 +9,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc, Weak,
-        atomic::{AtomicU32, Ordering::Relaxed},
+        atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
     },
     task::{Context, Poll},
 };
@@ -71,15 +71,16 @@ struct Replica {
     health: Health,
     /// The last report about the requests of the engine's other clients, and its time.
     others: Option<(Reported, u64)>,
-    answered: u64,
-    failed: u64,
 }
 
-/// The requests that an engine works on, from all gateways: a reload makes a new gateway, and the old gateway finishes its requests.
+/// The requests that an engine works on, and those that it answered and failed, from all gateways: a reload makes a new gateway, and the
+/// old gateway finishes its requests.
 #[derive(Debug, Default)]
 struct EngineWork {
     in_flight: AtomicU32,
-    /// The gateways' [`Engines`] that share this count, if there are several.
+    answered: AtomicU64,
+    failed: AtomicU64,
+    /// The gateways' [`Engines`] that share these counts, if there are several.
     sharers: Mutex<Vec<Weak<Engines>>>,
 }
 
@@ -136,7 +137,7 @@ impl Engines {
         state.replicas.iter_mut().for_each(|replica| replica.health = Health::new(is_checked));
     }
 
-    /// Shares the count of an engine's requests with `before`, where the engine has the index `known`: after a reload, both use the
+    /// Shares the counts of an engine's requests with `before`, where the engine has the index `known`: after a reload, both use the
     /// engine until the requests of `before` have ended. Takes over what is known of the engine, except for its load, which the next
     /// check reports, and for its health if checks have begun or ended since then, or if it is not reached alike (by the same key and
     /// authorities). Call this before the first request.
@@ -144,8 +145,8 @@ impl Engines {
         let Some(known) = before.state.lock().replicas.get(known).cloned() else { return };
         [before, self].into_iter().for_each(|sharer| known.work.share(sharer));
         if let Some(replica) = self.state.lock().replicas.get_mut(replica) {
-            let Replica { work, health, others: _, answered, failed } = known;
-            (replica.work, replica.answered, replica.failed) = (work, answered, failed);
+            let Replica { work, health, others: _ } = known;
+            replica.work = work;
             if is_reached_alike {
                 replica.health.recall(health);
             }
@@ -261,7 +262,7 @@ impl Engines {
         let mut state = self.state.lock();
         if let Some(replica) = state.replicas.get_mut(replica) {
             replica.health.succeeded();
-            replica.answered += 1;
+            replica.work.answered.fetch_add(1, Relaxed);
         }
         self.give_places(state, (self.now_ns)());
     }
@@ -273,7 +274,7 @@ impl Engines {
         let is_last = state.is_last(replica, now_ns);
         if let Some(replica) = state.replicas.get_mut(replica) {
             replica.health.failed(fault, why, is_last, now_ns);
-            replica.failed += 1;
+            replica.work.failed.fetch_add(1, Relaxed);
         }
         state.give_up_without_engines(now_ns);
         drop(state);
@@ -382,7 +383,7 @@ impl EngineWork {
         }
     }
 
-    /// Returns the other gateways' engines that share this count.
+    /// Returns the other gateways' engines that share these counts.
     fn others(&self, than: &Arc<Engines>) -> Vec<Arc<Engines>> {
         let sharers = self.sharers.lock();
         sharers.iter().filter_map(Weak::upgrade).filter(|sharer| !Arc::ptr_eq(sharer, than)).collect()

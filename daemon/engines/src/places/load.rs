@@ -1,5 +1,7 @@
 //! The load of a model's engines, and the state of each, for the router, the metrics and operators.
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use super::{Engines, Replica};
 use crate::{FULL_PERMILLE, NO_ENGINE_PERMILLE, health::EngineHealth, reported::Reported};
 
@@ -58,8 +60,8 @@ impl Engines {
             others: replica.others(now_ns, state.report_ns).unwrap_or_default(),
             health: replica.health.verdict(now_ns),
             trouble: replica.health.trouble().map(str::to_owned),
-            answered: replica.answered,
-            failed: replica.failed,
+            answered: replica.work.answered.load(Relaxed),
+            failed: replica.work.failed.load(Relaxed),
         };
         state.replicas.iter().map(status).collect()
     }

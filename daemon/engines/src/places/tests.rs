@@ -384,6 +384,23 @@ fn requests_that_began_before_a_reload_count_at_their_engines_and_leave_their_pl
 }
 
 #[test]
+fn requests_that_end_at_the_gateway_before_a_reload_count_after_it_and_the_other_way_round() {
+    let before = engines(2, 1);
+    before.succeeded(0);
+    let after = engines(2, 1);
+    after.share(1, &before, 0, true);
+    before.succeeded(0);
+    before.failed(0, Fault::Answer, "");
+    after.failed(1, Fault::Refusal, "");
+    let counts = |engines: &Engines, replica: usize| {
+        let status = &engines.status()[replica];
+        (status.answered, status.failed)
+    };
+    assert_eq!([counts(&before, 0), counts(&after, 1)], [(2, 2); 2]);
+    assert_eq!([counts(&before, 1), counts(&after, 0)], [(0, 0); 2], "the other engines are not the same");
+}
+
+#[test]
 fn a_reload_forgets_neither_that_an_engine_hangs_nor_which_engine_knows_a_chat_and_trusts_no_health_without_checks() {
     let prefix = Prefixes::default().of(&head(), None, &[b'x'; 600]);
     for (is_checked, is_usable) in [(true, false), (false, true)] {
