@@ -1,6 +1,5 @@
 //! The daemon: sockets, clocks and tasks around the pure crates.
 
-pub mod activation;
 pub mod certificates;
 pub mod configuration;
 pub mod control;
@@ -10,5 +9,4 @@ pub mod metrics;
 pub mod parts;
 pub mod policy;
 pub mod run;
-pub mod watchdog;
 pub mod workers;

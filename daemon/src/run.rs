@@ -22,6 +22,7 @@ use enforcement::{
 use pacing::coalescing;
 use sd_notify::NotifyState;
 use state::FolderClaim;
+use systemd::activation::Activation;
 use tokio::runtime;
 
 use self::{
@@ -29,7 +30,7 @@ use self::{
     start::{Launch, without_missing_families},
 };
 pub use crate::echo::DEVELOPMENT_ECHO;
-use crate::{activation::Activation, log, parts::Parts, workers};
+use crate::{log, parts::Parts, workers};
 
 mod announce;
 mod daemon;

@@ -32,12 +32,11 @@ use quic::{
 use relay::{Relay, RelayMetrics};
 use role::bind_error::BindError;
 use s2n_quic_platform::syscall::bind_udp;
-use tokio::{sync::oneshot, task::JoinSet, time::sleep};
-
-use crate::{
+use systemd::{
     activation,
     watchdog::{Watchdog, Watched},
 };
+use tokio::{sync::oneshot, task::JoinSet, time::sleep};
 
 /// How long connections have to close, and then their last packets to leave.
 pub(crate) const CLOSING: Duration = Duration::from_millis(50);

@@ -86,7 +86,7 @@ impl Wanted {
 
     /// The SHA-256 of the contents of its own file.
     pub(super) fn contents(&self) -> [u8; 32] {
-        Sha256::digest(self.file().and_then(|file| std::fs::read(file).ok()).unwrap_or_default()).into()
+        Sha256::digest(self.file().and_then(|file| quic::tls::read_configured(file).ok()).unwrap_or_default()).into()
     }
 
     /// The connections that traffic from here takes: one to each gateway if requests are spread over several.

@@ -4,6 +4,7 @@ use std::{env, io, path::PathBuf, sync::Arc};
 
 use config::uplink::{ClientFiles, TrustSource, UplinkSettings};
 use masque::template::Template;
+use quic::tls;
 use sha2::{Digest as _, Sha256};
 
 use crate::error::{ConnectError, TokenError};
@@ -72,7 +73,7 @@ impl Access {
         let token = if let Some(TokenSource::File(file)) = token { Some(file) } else { None };
         let identity = identity.iter().flat_map(|identity| [&identity.certificate, &identity.private_key]);
         let hashed = |file: &PathBuf| {
-            let contents = std::fs::read(file);
+            let contents = tls::read_configured(file);
             let hash =
                 Sha256::new().chain_update([u8::from(contents.is_ok())]).chain_update(contents.unwrap_or_default());
             (file.clone(), hash.finalize().into())
@@ -101,7 +102,7 @@ impl TokenSource {
     /// It cannot be read, or is not a valid token.
     pub fn read(&self) -> Result<Arc<str>, ConnectError> {
         let (from, text) = match self {
-            Self::File(path) => (path.display().to_string(), std::fs::read_to_string(path).map_err(TokenError::from)),
+            Self::File(path) => (path.display().to_string(), tls::read_configured_text(path).map_err(TokenError::from)),
             Self::Environment(name) => (format!("${name}"), env::var(name).map_err(TokenError::from)),
         };
         let token = text.and_then(|text| match text.trim() {

@@ -23,7 +23,6 @@
 //! | [`spending`] | the tokens of a month, by key |
 //! | [`live`], [`view`] | the requests in service, and what operators see of them and of engines |
 //! | [`learned`] | what is known of engines over a restart |
-//! | [`upstream`] | connections to engines |
 //! | [`watch`] | the checks of engines: whether they get requests ([`engines::health`]), and the load that they report |
 //! | [`metrics`] | the gateway's metrics |
 //!
@@ -45,7 +44,6 @@ mod newcomers;
 pub mod routes;
 pub mod spending;
 pub mod tenants;
-pub mod upstream;
 pub mod view;
 pub mod watch;
 

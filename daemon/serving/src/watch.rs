@@ -25,11 +25,9 @@ use tokio::{
     task::JoinSet,
     time::{MissedTickBehavior, interval, timeout},
 };
+use upstream::{Dispatch, Unanswered, Upstream};
 
-use crate::{
-    metrics::GatewayMetrics,
-    upstream::{Dispatch, Unanswered, Upstream},
-};
+use crate::metrics::GatewayMetrics;
 
 /// The longest time that an engine may take to answer, if checks are rare.
 const LONGEST_ANSWER: Duration = Duration::from_secs(5);

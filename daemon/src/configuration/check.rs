@@ -17,7 +17,7 @@ use edge::proxy::users::ProxyUsers;
 use nix::unistd::{Uid, User};
 use quic::{datagrams::Schedules, endpoint::Transport};
 use relay_client::{access::Access, endpoint::Endpoint};
-use serving::upstream::Upstream;
+use upstream::Upstream;
 
 use self::place::{Named, placed};
 use super::{
@@ -138,7 +138,10 @@ fn warnings(config: &Config) -> Vec<(Named, String)> {
         {
             warnings.push((
                 ("token_file", file.clone()),
-                format!("{error}; until paced can read the token, it does not connect to the relay"),
+                format!(
+                    "{error}; until paced can read the token, it does not connect to the relay, and refuses a reload that changes the \
+                     local address or its token"
+                ),
             ));
         }
     }

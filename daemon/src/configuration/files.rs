@@ -40,6 +40,11 @@ impl SeenFiles {
         Self(named(config).into_iter().map(|(_, path)| (path.to_owned(), stamp(path))).collect())
     }
 
+    /// The files.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.0.keys().map(PathBuf::as_path)
+    }
+
     /// Takes the stamps of the same files again.
     fn again(&self) -> Self {
         Self(self.0.keys().map(|path| (path.clone(), stamp(path))).collect())

@@ -14,6 +14,7 @@ use edge::{Edge, EntranceClasses};
 use relay::Phase;
 use role::ready::LifeStage;
 use sd_notify::NotifyState;
+use systemd::watchdog::Watchdog;
 use tokio::{
     runtime::Handle,
     signal::unix::{Signal, SignalKind, signal},
@@ -34,7 +35,6 @@ use crate::{
     metrics::{Metrics, MetricsPage},
     parts::Parts,
     policy::Policies,
-    watchdog::Watchdog,
     workers::CLOSING,
 };
 

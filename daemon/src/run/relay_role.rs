@@ -29,12 +29,12 @@ use relay::{
     resolve::{Resolver, ResolverSettings},
 };
 use serving::in_force::GatewayInForce;
+use systemd::watchdog::Watchdog;
 use tokio::{runtime::Handle, task::JoinSet};
 
 use crate::{
     configuration::identity,
     parts::Parts,
-    watchdog::Watchdog,
     workers::{Endpoints, Steering, WorkerSockets},
 };
 

@@ -1,12 +1,13 @@
 //! A reload in two steps: preparing everything that the new configuration needs, which may fail and changes nothing;
 //! then putting it in force, which cannot fail.
 
-use std::{net::SocketAddr, path::Path, sync::Arc};
+use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
 use config::{Config, change, relay::ListenerSettings, targets::Protocol};
 use quic::tls;
 use role::bind_error::BindError;
+use tokio::{runtime::Handle, sync::Semaphore, time::timeout};
 
 use super::{
     daemon::{Daemon, Open},
@@ -19,6 +20,34 @@ use crate::{
     metrics::{MetricsPage, PageSources},
     policy::PolicyReload,
 };
+
+/// How long a reload waits for its files, which may be on a network mount that does not answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How many reloads may read files at a time. A read cannot be ended, so it may outlast its reload, and each takes one of the control
+/// runtime's threads for blocking work.
+const MOST_READS: usize = 4;
+
+/// The reads that may still begin.
+static READS: Semaphore = Semaphore::const_new(MOST_READS);
+
+/// Reads files on a thread of its own, because the thread of a reload moves packets.
+async fn read_aside<T: Send + 'static>(
+    runtime: &Handle,
+    reads: &'static Semaphore,
+    read: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let free = reads.try_acquire();
+    let permit =
+        free.with_context(|| format!("{MOST_READS} earlier reloads still wait for the files that they read"))?;
+    let task = runtime.spawn_blocking(move || {
+        let _held = permit;
+        read()
+    });
+    let seconds = PATIENCE.as_secs();
+    let late = || format!("reading the files of the configuration takes longer than {seconds} s");
+    timeout(PATIENCE, task).await.with_context(late)??
+}
 
 /// The relay's identities and the certificates that status shows, read from the files that a configuration names.
 struct ReadFiles {
@@ -33,9 +62,13 @@ impl ReadFiles {
     fn of(config: &Config, in_force: &[Certificate]) -> Result<Self> {
         let listeners = config.relay.iter().flat_map(|relay| &relay.listeners);
         let prepare = |listener: &ListenerSettings| identity(listener, &config.state_dir, in_force);
+        // Before anything is read, so that a change in between shows at the next look.
+        let seen = SeenFiles::of(config);
+        // `prepare` reads some of them again, where packets are moved: a file that keeps its reader waiting must not get that far.
+        seen.paths().for_each(|path| drop(tls::read_configured(path)));
         certificates::warn_of_unfit(config);
         Ok(Self {
-            seen: SeenFiles::of(config),
+            seen,
             certificates: certificates::shown(config)?,
             identities: listeners.map(prepare).collect::<Result<_>>()?,
         })
@@ -113,9 +146,8 @@ impl Daemon {
             let files = ReadFiles::of(&config, &[])?;
             Ok((config, changed, files))
         };
-        // On another thread, because this one moves packets, and a long policy takes a while to read. Files of the gateway, the edge and
-        // the doors are still read on this one, by `prepare`.
-        let (config, changed, files) = self.runtime.spawn_blocking(read).await??;
+        // A long policy takes a while to read, too.
+        let (config, changed, files) = read_aside(&self.runtime, &READS, read).await?;
         let prepared = self.prepare(&config, files, &[], open)?;
         // It waits for other writers of the policy, which may wait for the disk.
         let (policies, wanted, author) = (open.policies.clone(), config.clone(), author.to_owned());
@@ -147,7 +179,7 @@ impl Daemon {
 
     async fn prepare_again(&self, config: &Arc<Config>, open: &Open) -> Result<Prepared> {
         let (read, in_force) = (config.clone(), self.certificates.clone());
-        let files = self.runtime.spawn_blocking(move || ReadFiles::of(&read, &in_force)).await??;
+        let files = read_aside(&self.runtime, &READS, move || ReadFiles::of(&read, &in_force)).await?;
         // A certificate that expired while it was in force must not keep others from being renewed.
         self.prepare(config, files, &self.certificates, open)
     }
@@ -231,10 +263,71 @@ mod tests {
     use std::fs;
 
     use rcgen::{CertificateParams, KeyPair, date_time_ymd};
-    use tokio::runtime::Handle;
 
     use super::*;
-    use crate::{log, parts::Parts, run::start::Launch};
+    use crate::{
+        log,
+        parts::Parts,
+        run::{daemon::Wishes, start::Launch},
+    };
+
+    async fn start(config: Config, file: &Path) -> (Daemon, Open, Wishes) {
+        let (log, parts, file) = (log::start(&config), Arc::<Parts>::default(), Some(file.to_owned()));
+        let runtime = Handle::current();
+        Daemon::start(Launch { config, file, log, parts, places: None, door: None, runtime }).await.unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_file_that_keeps_its_reader_waiting_ends_only_its_reload_and_only_so_many_readers_wait() {
+        static HERE: Semaphore = Semaphore::const_new(MOST_READS);
+        let runtime = Handle::current();
+        let mut mounts = Vec::new();
+        for _ in 0..MOST_READS {
+            let (back, wait) = std::sync::mpsc::channel::<()>();
+            mounts.push(back);
+            let hung = read_aside(&runtime, &HERE, move || Ok(wait.recv()?));
+            let (refused, ()) = tokio::join!(hung, tokio::time::advance(PATIENCE + Duration::from_millis(1)));
+            let why = refused.unwrap_err().to_string();
+            assert_eq!(why, "reading the files of the configuration takes longer than 10 s");
+        }
+        let why = read_aside(&runtime, &HERE, || Ok(())).await.unwrap_err().to_string();
+        assert!(why.starts_with("4 earlier reloads still wait"), "{why}");
+        drop(mounts);
+        drop(HERE.acquire_many(MOST_READS as u32).await.unwrap());
+        assert_eq!(read_aside(&runtime, &HERE, || Ok(7)).await.unwrap(), 7);
+    }
+
+    #[tokio::test]
+    async fn a_fifo_in_place_of_a_named_file_refuses_the_reload_by_its_name() {
+        let folder = std::env::temp_dir().join(format!("paced-fifo-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let at = |name: &str| folder.join(name).display().to_string();
+        let mode = rustix::fs::Mode::RUSR;
+        rustix::fs::mknodat(rustix::fs::CWD, at("fifo"), rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        let made = rcgen::generate_simple_self_signed(["relay.example".into()]).unwrap();
+        fs::write(at("paced.pem"), made.cert.pem()).unwrap();
+        fs::write(at("paced.key"), made.signing_key.serialize_pem()).unwrap();
+        let own = format!("state_dir = \"{}\"\n[control]\nsocket = \"{}\"\n", at(""), at("control.sock"));
+        let file = folder.join("paced.toml");
+        let (mut daemon, mut open, _wishes) = start(Config::from_toml(&own).unwrap(), &file).await;
+        let relay = format!(
+            "relay = \"https://relay.example/{{target_host}}/{{target_port}}/\"\nca = \"{}\"\n",
+            at("paced.pem")
+        );
+        // The address is for documentation, so that no test listens there (RFC 5737).
+        let tcp = format!(
+            "[control.tcp]\nlisten = \"192.0.2.1:1\"\ncertificate = \"{}\"\nprivate_key = \"{}\"\n",
+            at("paced.pem"),
+            at("paced.key")
+        );
+        let forward = format!("[[forward]]\nlisten = \"127.0.0.1:1\"\ntarget = \"a.example:2\"\n{relay}");
+        for (section, key) in [(forward, "token_file"), (tcp, "client_ca")] {
+            fs::write(&file, format!("{own}{section}{key} = \"{}\"\n", at("fifo"))).unwrap();
+            let why = daemon.reload("test", &mut open).await.unwrap_err();
+            assert!(why.contains(&at("fifo")) && why.contains("it is a FIFO"), "{key}: {why}");
+        }
+        fs::remove_dir_all(folder).unwrap();
+    }
 
     #[tokio::test]
     async fn a_certificate_that_expired_in_use_does_not_keep_other_files_from_being_read_again() {
@@ -260,10 +353,7 @@ mod tests {
         let own = format!("state_dir = \"{}\"\n[control]\nsocket = \"{}\"\n", at(""), at("control.sock"));
         let [before, config] =
             [own.clone(), format!("{own}[control.tcp]\n{tcp}")].map(|text| Config::from_toml(&text).unwrap());
-        let (log, parts, file) = (log::start(&before), Arc::<Parts>::default(), Some(folder.join("paced.toml")));
-        let runtime = Handle::current();
-        let launch = Launch { config: before, file, log, parts, places: None, door: None, runtime };
-        let (mut daemon, mut open, _wishes) = Daemon::start(launch).await.unwrap();
+        let (mut daemon, mut open, _wishes) = start(before, &folder.join("paced.toml")).await;
         // As if it had expired since the start.
         (daemon.certificates, daemon.config) = (certificates::shown(&config).unwrap(), Arc::new(config));
         let is_read = |daemon: &Daemon| **daemon.read.load() == SeenFiles::of(&daemon.config);

@@ -21,6 +21,7 @@ use role::{
     transport::transport,
 };
 use sd_notify::NotifyState;
+use systemd::watchdog::Watchdog;
 use tokio::{
     runtime::Handle,
     sync::{mpsc, watch},
@@ -42,7 +43,6 @@ use crate::{
     metrics::Metrics,
     parts::Parts,
     policy::{self, Policies},
-    watchdog::Watchdog,
     workers::{Steering, WorkerSockets},
 };
 

@@ -15,12 +15,14 @@ use s2n_quic_core::{application, crypto};
 use self::{certificates::roots, cipher_suites::provider, client_certificates::Noting, trust::Verifier};
 pub use self::{
     certificates::{fingerprint, read_certificates, read_key, read_revoked},
+    configured_file::{read_configured, read_configured_text},
     trust::{Refusals, RefusedCertificate, Trust, is_not_pinned, not_pinned},
 };
 
 mod certificates;
 mod cipher_suites;
 pub mod client_certificates;
+mod configured_file;
 mod trust;
 
 /// HTTP/3, paced's own application protocol over QUIC (RFC 9114 §3.1).

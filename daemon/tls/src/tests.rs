@@ -192,3 +192,45 @@ fn an_interrupted_development_certificate_is_made_again_and_no_key_stays_with_an
     anew.prepare().unwrap();
     std::fs::remove_dir_all(folder).unwrap();
 }
+
+#[test]
+fn a_configured_file_that_would_not_end_or_not_begin_is_refused_at_once_and_by_its_name() {
+    let folder = std::env::temp_dir().join(format!("paced-configured-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let [fifo, long, text] = ["fifo", "long", "text"].map(|name| folder.join(name));
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0).unwrap();
+    std::fs::File::create(&long).unwrap().set_len((16 << 20) + 1).unwrap();
+    std::fs::write(&text, b"caf\xe9").unwrap();
+    let zero = Path::new("/dev/zero");
+    for (path, why) in
+        [(fifo.as_path(), "it is a FIFO"), (zero, "it is a device"), (&folder, "it is a folder"), (&long, "16 MiB")]
+    {
+        let refusals = [read_certificates(path).err(), read_revoked(path).err(), read_key(path).err()];
+        for refusal in refusals.map(|refusal| format!("{:#}", refusal.unwrap())) {
+            assert!(refusal.contains(&path.display().to_string()) && refusal.contains(why), "{refusal}");
+        }
+        assert!(read_configured_text(path).unwrap_err().to_string().contains(why));
+    }
+    assert_eq!(read_configured(&text).unwrap(), b"caf\xe9");
+    assert!(read_configured_text(&text).unwrap_err().to_string().contains("UTF-8"));
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn a_truncated_file_is_called_incomplete_and_a_whole_one_is_read() {
+    let folder = std::env::temp_dir().join(format!("paced-truncated-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let file = folder.join("relay.pem");
+    let made = rcgen::generate_simple_self_signed(["relay.example".into()]).unwrap();
+    let (certificate, key) = (made.cert.pem(), made.signing_key.serialize_pem());
+    std::fs::write(&file, format!("{certificate}{key}")).unwrap();
+    assert_eq!(read_certificates(&file).unwrap(), [made.cert.der().clone()]);
+    assert_eq!(read_key(&file).unwrap().secret_der(), made.signing_key.serialize_der());
+    std::fs::write(&file, &certificate[..certificate.len() / 2]).unwrap();
+    let refusal = format!("{:#}", read_certificates(&file).unwrap_err());
+    assert!(refusal.ends_with("relay.pem: the file ends before END CERTIFICATE: it is not complete"), "{refusal}");
+    std::fs::write(&file, &key[..key.len() / 2]).unwrap();
+    let refusal = format!("{:#}", read_key(&file).unwrap_err());
+    assert!(refusal.ends_with("the file ends before END PRIVATE KEY: it is not complete"), "{refusal}");
+    std::fs::remove_dir_all(folder).unwrap();
+}

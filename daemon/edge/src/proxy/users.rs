@@ -3,11 +3,12 @@
 use std::{collections::HashMap, path::Path};
 
 use anyhow::{Context as _, Result, ensure};
+use quic::tls;
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 
 /// The maximum size of the file, in bytes.
-const FILE_BYTES: u64 = 1 << 20;
+const FILE_BYTES: usize = 1 << 20;
 
 /// The maximum length of a name and of a password, in bytes, which SOCKS can carry (RFC 1929 §2).
 const LONGEST: usize = 255;
@@ -23,12 +24,9 @@ impl ProxyUsers {
     /// It cannot be read, is longer than 1 MiB, or a line is not `NAME:PASSWORD`.
     pub fn read(file: &Path) -> Result<Self> {
         let failed = || format!("failed to read the users in {}", file.display());
-        ensure!(
-            std::fs::metadata(file).with_context(failed)?.len() <= FILE_BYTES,
-            "{}: more than 1 MiB",
-            file.display()
-        );
-        Self::parse(&std::fs::read_to_string(file).with_context(failed)?).with_context(failed)
+        let text = tls::read_configured_text(file).with_context(failed)?;
+        ensure!(text.len() <= FILE_BYTES, "{}: more than 1 MiB", file.display());
+        Self::parse(&text).with_context(failed)
     }
 
     /// Reads users line by line; skips empty lines and lines that begin with `#`.
@@ -74,5 +72,7 @@ mod tests {
         {
             assert!(ProxyUsers::parse(text).unwrap_err().to_string().contains(why), "{text:?}");
         }
+        let device = ProxyUsers::read(Path::new("/dev/null")).unwrap_err();
+        assert!(format!("{device:#}").contains("/dev/null: it is a device"), "{device:#}");
     }
 }

@@ -2,48 +2,42 @@
 
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use engines::{
     health::Fault,
     places::{EnginePlace, PrefixHashes},
 };
 use hyper::{
     Method, Response, StatusCode,
-    body::{Body as _, Incoming},
-    header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE},
+    body::Incoming,
+    header::{ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, CONTENT_TYPE},
 };
 use masque::h3::{Field, RequestHead, ResponseHead};
 use openai::{
-    OpenAiError, Operation, RenamedBody, TokenUsage, is_about_credentials,
+    OpenAiError, Operation, RenamedBody, TokenUsage,
     sse::{EventStreamParser, MalformedEvent, TokenReport},
 };
 use role::access::served::Served;
 use tokio::time::{Instant, timeout_at};
+use upstream::{Dispatch, Unanswered};
 
 use super::{
     Gateway, Model,
     answer_body::AnswerBody,
     end::{Ended, Failure},
+    engine_head,
     exchange::Exchange,
     failed_try::{EngineRefusal, FailedTry},
     held_events::HeldEvents,
     payer::Payer,
     silence::Silence,
-    traced::traced,
+    traced::{REQUEST_ID, answer_id, traced},
 };
 use crate::{
     LOAD,
     live::LiveRequest,
     routes::{Lesson, Route},
-    upstream::{Dispatch, Unanswered},
 };
-
-/// An answer that is not a stream of events is held back up to this size until it is complete, so that the status can report a
-/// failure of its engine.
-const HELD_BYTES: usize = 1 << 20;
-
-/// How many bytes at the end of a larger answer are held back until it is complete: they contain the engine's report of tokens.
-const END_BYTES: usize = 64 << 10;
 
 /// The assumed bytes of an answer per token, if its engine reports none.
 const BYTES_PER_TOKEN: u64 = 4;
@@ -62,7 +56,7 @@ const SLOW_CONNECTION: Duration = Duration::from_millis(1_500);
 const UNREACHED: &str = "no connection was ready in time";
 
 /// Fields of an engine's answer that are passed to the client.
-const PASSED: [&str; 3] = ["content-type", "retry-after", "x-request-id"];
+const PASSED: [&str; 4] = ["content-type", "content-encoding", "retry-after", REQUEST_ID];
 
 /// An attempt to get a request answered.
 pub(super) struct Pass<'a> {
@@ -94,8 +88,8 @@ pub(super) struct Done {
 }
 
 /// An engine that answers, and what its answer teaches.
-struct Answering<'a> {
-    place: &'a EnginePlace,
+pub(super) struct Answering<'a> {
+    pub(super) place: &'a EnginePlace,
     lesson: Lesson<'a>,
     /// When its first token must have come, or its next.
     until: Instant,
@@ -107,14 +101,14 @@ struct Answering<'a> {
     is_gone: bool,
     /// The status of its answer, once that has begun.
     status: Option<StatusCode>,
-    /// Its answer, if it refuses the request in an event before the first token.
-    refusal: Option<EngineRefusal>,
+    /// Its answer, if it refuses the request before the first token and another engine may take it.
+    pub(super) refusal: Option<EngineRefusal>,
     /// Whether its answer is a stream of events.
     is_events: bool,
     /// Its report of tokens.
-    report: TokenReport,
+    pub(super) report: TokenReport,
     /// The length of a complete answer without streaming, in bytes.
-    bytes: u64,
+    pub(super) bytes: u64,
 }
 
 impl Pass<'_> {
@@ -212,8 +206,7 @@ impl Pass<'_> {
         if status.is_success() {
             self.payer.pass(u64::from(self.route.prompt_tokens()));
         }
-        let kind = answer.headers().get(CONTENT_TYPE).map(|kind| kind.as_bytes());
-        by.is_events = kind.is_some_and(|kind| kind.to_ascii_lowercase().starts_with(b"text/event-stream"));
+        by.is_events = engine_head::is_events(&answer) && engine_head::refusal(status.as_u16()).is_none();
         if by.is_events {
             self.pass_events(exchange, answer, by).await?;
         } else {
@@ -235,7 +228,9 @@ impl Pass<'_> {
             .method(Method::POST)
             .uri(format!("{url}{}", self.operation.path()))
             .header(CONTENT_TYPE, "application/json")
-            .header(ACCEPT, "application/json, text/event-stream");
+            .header(ACCEPT, "application/json, text/event-stream")
+            // The gateway reads events and reports of tokens.
+            .header(ACCEPT_ENCODING, "identity");
         let asked = self.model.key.iter().fold(asked, |asked, key| asked.header(AUTHORIZATION, key));
         let asked = traced(self.request_head, self.entry.id())
             .into_iter()
@@ -266,24 +261,24 @@ impl Pass<'_> {
             }
             Ok(answer) => answer,
         };
-        if answer.status().is_server_error() {
-            return Err(OpenAiError::Engine("it answered with an error of its own").into());
+        if let Some(why) = engine_head::fault(&answer, self.wants_events) {
+            return Err(OpenAiError::Engine(why).into());
         }
-        if is_about_credentials(answer.status().as_u16()) {
-            return Err(OpenAiError::Engine("it refused the gateway's key").into());
-        }
-        // An engine that has begun an answer may still hang; an engine that refuses a request works.
-        if !answer.status().is_success() {
+        // An engine that has begun an answer may still hang; an engine that refuses a request for what the request contains works.
+        if !answer.status().is_success() && engine_head::refusal(answer.status().as_u16()).is_none() {
             self.model.engines.succeeded(place.replica);
         }
         Ok(answer)
     }
 
     /// Returns the head of an engine's answer as the client gets it.
-    fn response_head(&self, answer: &Response<Incoming>, content_length: Option<u64>) -> ResponseHead {
+    pub(super) fn response_head(&self, answer: &Response<Incoming>, content_length: Option<u64>) -> ResponseHead {
         let passed = PASSED.iter().filter_map(|name| Some((*name, answer.headers().get(*name)?)));
         let mut fields: Vec<Field> =
             passed.map(|(name, value)| Field::new(name, Bytes::copy_from_slice(value.as_bytes()))).collect();
+        if !answer.headers().contains_key(REQUEST_ID) {
+            fields.push(answer_id(self.request_head, self.entry.id()));
+        }
         fields.extend(content_length.map(|length| Field::new("content-length", length.to_string())));
         fields.extend(self.model.fields(&self.route));
         // Edges choose between gateways by it.
@@ -333,7 +328,7 @@ impl Pass<'_> {
                 Err(malformed) => break Some(OpenAiError::Engine(malformed.as_str())),
             };
             if let (Some(error), Some(held), 0) = (events.error(), &held, events.with_content()) {
-                *refusal = error.refusal.map(|status| self.refusal(&held.head, status, error.json.clone()));
+                *refusal = error.refusal.map(|status| Self::refusal_event(&held.head, status, error.json.clone()));
                 break Some(ERROR_EVENT);
             }
             // After the end or an error, no first token is due any more.
@@ -410,74 +405,9 @@ impl Pass<'_> {
         self.send(exchange, events).await
     }
 
-    /// Returns the answer that passes on an engine's event with a refusal. `head` is the head of the engine's stream.
-    fn refusal(&self, head: &ResponseHead, status: u16, json: Bytes) -> EngineRefusal {
-        let mut fields = head.fields.clone();
-        fields.retain(|field| field.name != "content-type");
-        fields.push(Field::new("content-type", "application/json"));
-        EngineRefusal { head: with_length(ResponseHead { status, fields }, json.len()), json }
-    }
-
-    /// Passes on a refusal of an engine as the whole answer.
-    pub(super) async fn pass_refusal(&self, exchange: &mut Exchange, refusal: EngineRefusal) -> Result<Done, Failure> {
-        let EngineRefusal { head, json } = refusal;
-        exchange.respond(&head).await?;
-        self.send(exchange, json).await?;
-        Ok(Done { status: head.status, tokens: 0, first_token: None })
-    }
-
-    /// Passes on an answer without events: holds it until it is complete, or only its end if it is large.
-    async fn pass_whole(
-        &self,
-        exchange: &mut Exchange,
-        answer: Response<Incoming>,
-        Answering { place, report, bytes, .. }: &mut Answering<'_>,
-    ) -> Result<(), Failure> {
-        let length = answer.body().size_hint().exact();
-        let status = answer.status();
-        let head = self.response_head(&answer, length);
-        let mut answer = AnswerBody::new(answer, Silence::new(self.gateway.settings.stall_timeout));
-        let (mut held, mut has_begun) = (BytesMut::new(), false);
-        loop {
-            answer.silence.begin();
-            match answer.next(exchange).await? {
-                Ok(Some(piece)) => {
-                    held.extend_from_slice(&piece);
-                    *bytes += piece.len() as u64;
-                }
-                Ok(None) => break,
-                Err(refusal) if !has_begun => return Err(refusal.into()),
-                Err(refusal) => {
-                    self.model.engines.failed(place.replica, Fault::Answer, &refusal.to_string());
-                    return Err(Failure::Broken(refusal, Ended::Cut));
-                }
-            }
-            if held.len() > HELD_BYTES {
-                if !std::mem::replace(&mut has_begun, true) {
-                    exchange.respond(&head).await?;
-                }
-                self.send(exchange, held.split_to(held.len() - END_BYTES).freeze()).await?;
-            }
-        }
-        *report = if has_begun { TokenReport::of_end(&held) } else { TokenReport::of_answer(&held) };
-        if status.is_success() {
-            self.model.engines.succeeded(place.replica);
-        }
-        if !has_begun {
-            if status.is_success() {
-                self.gateway.metrics.first_token(&self.model.name, self.began.elapsed().as_secs_f64());
-            }
-            exchange.respond(&with_length(head, held.len())).await?;
-        }
-        if !held.is_empty() {
-            self.send(exchange, held.freeze()).await?;
-        }
-        Ok(())
-    }
-
     /// Sends content to the client, which may take as long to accept some as an engine may take to produce some, because other
     /// requests need its place at the engine. Returns whether there was room at once.
-    async fn send(&self, exchange: &mut Exchange, content: Bytes) -> Result<bool, Failure> {
+    pub(super) async fn send(&self, exchange: &mut Exchange, content: Bytes) -> Result<bool, Failure> {
         exchange.send(content, self.gateway.settings.stall_timeout).await
     }
 }
@@ -489,11 +419,4 @@ fn broken(events: &EventStreamParser, why: OpenAiError) -> Option<OpenAiError> {
         return Some(ERROR_EVENT);
     }
     (!events.is_done()).then_some(why)
-}
-
-/// Returns a head with the length of the whole content.
-fn with_length(mut head: ResponseHead, length: usize) -> ResponseHead {
-    head.fields.retain(|field| field.name != "content-length");
-    head.fields.push(Field::new("content-length", length.to_string()));
-    head
 }

@@ -9,12 +9,12 @@ use openai::OpenAiError;
 pub(super) struct FailedTry {
     pub(super) failure: OpenAiError,
     pub(super) fault: Fault,
-    /// The answer for the client, if the engine has refused the request in an event.
+    /// The answer for the client, if the engine has refused the request and another engine may take it.
     pub(super) refusal: Option<EngineRefusal>,
 }
 
-/// A refusal that an engine has sent as an event, as an answer of its own.
+/// An engine's refusal as the client gets it: the engine's own answer, or its event with an error as an answer.
 pub(super) struct EngineRefusal {
     pub(super) head: ResponseHead,
-    pub(super) json: Bytes,
+    pub(super) content: Bytes,
 }

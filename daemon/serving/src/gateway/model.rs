@@ -2,13 +2,14 @@
 
 use std::{path::Path, sync::Arc, time::Duration};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use config::engine::EngineUrl as Url;
 use engines::places::Engines;
 use quic::clock::Clock;
 use sched::stream::Discipline;
+use upstream::Upstream;
 
-use crate::{metrics::GatewayMetrics, routes::Routes, upstream::Upstream, watch::Checks};
+use crate::{metrics::GatewayMetrics, routes::Routes, watch::Checks};
 
 /// A model and its engines.
 pub(super) struct Model {
@@ -49,7 +50,7 @@ impl Model {
             checks: Checks::of(settings, key.as_ref(), &engines, check_interval, metrics)?,
             key,
             upstream: Upstream::new(settings)?,
-            authorities: settings.ca_file.as_deref().map(std::fs::read).transpose()?,
+            authorities: settings.ca_file.as_deref().map(quic::tls::read_configured).transpose()?,
             engines,
             urls: settings.engines.clone(),
             affinity: settings.affinity,
@@ -80,11 +81,13 @@ pub(super) fn share_engines((routes, models): (&Routes, &[Model]), (known_routes
 /// Reads the key for engines, as a value of `authorization`.
 ///
 /// # Errors
-/// The file cannot be read, or contains characters that no field may.
+/// The file cannot be read, is empty, or contains characters that no field may.
 pub fn read_key(file: &Path) -> Result<hyper::header::HeaderValue> {
-    let text =
-        std::fs::read_to_string(file).with_context(|| format!("failed to read the key in {}", file.display()))?;
-    let value = hyper::header::HeaderValue::try_from(format!("Bearer {}", text.trim()));
+    let text = quic::tls::read_configured_text(file)
+        .with_context(|| format!("failed to read the key in {}", file.display()))?;
+    let key = text.trim();
+    ensure!(!key.is_empty(), "{} holds no key", file.display());
+    let value = hyper::header::HeaderValue::try_from(format!("Bearer {key}"));
     let mut value = value.with_context(|| format!("{} holds no key", file.display()))?;
     value.set_sensitive(true);
     Ok(value)

@@ -17,12 +17,13 @@ use super::{
 use crate::routes::Route;
 
 impl Gateway {
-    /// Answers a request about the gateway itself or about its models.
+    /// Answers a request about the gateway itself or about its models. The answer has the field `id`.
     pub(super) async fn inform(
         &self,
         exchange: &mut Exchange,
         operation: Operation,
         head: &RequestHead,
+        id: Field,
     ) -> Result<(), Failure> {
         let (kind, body) = match operation {
             Operation::Models => ("application/json", self.list()),
@@ -30,7 +31,7 @@ impl Gateway {
             _ => ("text/plain", "ok\n".to_owned()),
         };
         let patience = self.settings.stall_timeout;
-        respond(exchange, (200, Vec::new()), (kind, body.into()), head.method == b"HEAD"[..], patience).await
+        respond(exchange, (200, vec![id]), (kind, body.into()), head.method == b"HEAD"[..], patience).await
     }
 }
 

@@ -26,6 +26,7 @@ use super::{
     exchange::{ANSWER_TIMEOUT, Exchange},
     own::refuse,
     payer::Payer,
+    traced::answer_id,
 };
 use crate::{
     LOAD,
@@ -54,7 +55,7 @@ impl Gateway {
         let mut decided = Vec::new();
         let ended = match admitted {
             Ok((operation @ (Operation::Health | Operation::Models | Operation::Model), _)) => {
-                self.inform(&mut exchange, operation, head).await
+                self.inform(&mut exchange, operation, head, answer_id(head, entry.id())).await
             }
             Ok((operation, _)) => {
                 let notes = (&mut served, &mut decided);
@@ -88,6 +89,7 @@ impl Gateway {
                 let none = (refusal == OpenAiError::NoEngine).then_some(NO_ENGINE_PERMILLE);
                 let load = model.map(|model| model.engines.load_permille()).or(none);
                 decided.extend(load.map(|load| Field::new(LOAD, load.to_string())));
+                decided.push(answer_id(head, entry.id()));
                 refuse(&mut exchange, &refusal, decided, head.method == b"HEAD"[..]).await
             }
             Err(Failure::Broken(refusal, ended)) => {
@@ -263,7 +265,7 @@ impl Gateway {
 }
 
 /// Whether a `content-type` is JSON, whatever its parameters.
-fn is_json(kind: &[u8]) -> bool {
+pub(super) fn is_json(kind: &[u8]) -> bool {
     let kind = kind.split(|byte| *byte == b';').next().unwrap_or_default();
     kind.trim_ascii().eq_ignore_ascii_case(b"application/json")
 }

@@ -32,6 +32,7 @@ mod aliases;
 mod failing;
 pub(crate) mod http3;
 mod leaving;
+mod refusing;
 mod unreached;
 
 type ToSend = UnsyncBoxBody<Bytes, Infallible>;
@@ -188,13 +189,38 @@ async fn engines_get_the_ids_of_clients_and_none_twice() {
         request.headers_mut().insert("traceparent", HeaderValue::from_static("00-1-2-01"));
         let answer = client.requests.send_request(request).await.unwrap();
         assert_eq!(answer.status(), 200);
+        let answered = answer.headers()["x-request-id"].to_str().unwrap().to_owned();
         _ = answer.into_body().collect().await;
+        let own_id = client.served.recv().await.unwrap().id;
+        assert_eq!(answered, if is_passed { format!("{id}-{own_id}") } else { own_id.to_string() });
         let head = asked.recv().await.unwrap();
         let field = |name: &str| head.lines().find_map(|line| line.strip_prefix(name));
         assert_eq!(field("traceparent: "), Some("00-1-2-01"));
         let passed = field("x-request-id: ").map(|passed| passed.rsplit_once('-').unwrap());
         assert_eq!(passed.map(|(client, _)| client), is_passed.then_some(id), "{head}");
         assert!(passed.is_none_or(|(_, number)| own.insert(number.parse::<u64>().unwrap())), "{head}");
+    }
+}
+
+#[tokio::test]
+async fn the_gateways_own_answers_have_the_id_of_their_request() {
+    let mut client = Client::of("http://127.0.0.1:1/v1").await;
+    let [large, other] = [r#"{"model":"large"}"#, r#"{"model":"other"}"#];
+    for (method, path, body, status) in [
+        ("POST", "/v1/chat/completions", large, 503),
+        ("POST", "/v1/chat/completions", other, 404),
+        ("DELETE", "/v1/models", "", 405),
+        ("GET", "/v1/models", "", 200),
+        ("HEAD", "/health", "", 200),
+    ] {
+        let request = Request::builder().method(method).uri(path).header("content-type", "application/json");
+        let request = request.header("x-request-id", "r-1").body(whole(body.to_owned())).unwrap();
+        let answer = client.requests.send_request(request).await.unwrap();
+        let served = client.served.recv().await.unwrap();
+        let ids: Vec<_> = answer.headers().get_all("x-request-id").iter().map(HeaderValue::as_bytes).collect();
+        assert_eq!(answer.status().as_u16(), status, "{method} {path}");
+        assert_eq!(ids, [format!("r-1-{}", served.id).as_bytes()], "{method} {path}");
+        _ = answer.into_body().collect().await;
     }
 }
 
@@ -366,7 +392,7 @@ async fn an_engine_that_breaks_off_after_its_first_token_has_failed_and_not_answ
 
 #[tokio::test]
 async fn an_engine_out_of_reach_takes_no_try_from_the_others() {
-    let answers = engine("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await;
+    let answers = engine("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}").await;
     let mut client = Client::with(settings(&["http://127.0.0.1:1/v1", &engine(events("")).await, &answers])).await;
     let (status, body) = client.chat(whole(r#"{"model":"large","stream":true}"#.into())).await;
     assert_eq!((status, &body[..]), (200, &b"{}"[..]), "{}", client.served.recv().await.unwrap().reason);

@@ -1,17 +1,31 @@
-//! The fields of a request by which its traces at the client, the gateway and the engine can be joined.
+//! The fields of a request and its answer by which its traces at the client, the gateway and the engine can be joined.
 
 use hyper::header::HeaderValue;
-use masque::h3::RequestHead;
+use masque::h3::{Field, RequestHead};
+
+/// The field with the ID of a request.
+pub(super) const REQUEST_ID: &str = "x-request-id";
 
 /// The maximum length of a client's ID of a request, in bytes. Longer ones are not passed on.
 const ID_BYTES: usize = 128;
 
-/// Returns the fields that join the engine's log and its traces with the client's. Engines confuse or abort requests with the same ID,
-/// and clients choose theirs freely, so the gateway's own ID of the request, `own`, makes it unique.
+/// Returns the fields that join the engine's log and its traces with the client's. An engine gets no ID of a request whose client sent
+/// none: other gateways have requests with the same number.
 pub(super) fn traced(head: &RequestHead, own: u64) -> Vec<(&'static str, HeaderValue)> {
-    let id = head.field("x-request-id").and_then(|id| std::str::from_utf8(id).ok());
-    let id = id.filter(|id| (1..=ID_BYTES).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic()));
-    let id = id.and_then(|id| HeaderValue::try_from(format!("{id}-{own}")).ok());
+    let id = unique_id(head, own).and_then(|id| HeaderValue::try_from(id).ok());
     let trace = head.field("traceparent").and_then(|trace| HeaderValue::from_bytes(trace).ok());
-    [("x-request-id", id), ("traceparent", trace)].into_iter().filter_map(|(name, of)| Some((name, of?))).collect()
+    [(REQUEST_ID, id), ("traceparent", trace)].into_iter().filter_map(|(name, of)| Some((name, of?))).collect()
+}
+
+/// Returns the field of an answer with the ID of its request: the ID that its engine gets, or else the gateway's own.
+pub(super) fn answer_id(head: &RequestHead, own: u64) -> Field {
+    Field::new(REQUEST_ID, unique_id(head, own).unwrap_or_else(|| own.to_string()))
+}
+
+/// Returns the client's ID of a request, if there is a usable one. Engines confuse or abort requests with the same ID, and clients choose
+/// theirs freely, so the gateway's own ID of the request, `own`, makes it unique.
+fn unique_id(head: &RequestHead, own: u64) -> Option<String> {
+    let id = head.field(REQUEST_ID).and_then(|id| std::str::from_utf8(id).ok());
+    let id = id.filter(|id| (1..=ID_BYTES).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic()));
+    id.map(|id| format!("{id}-{own}"))
 }

@@ -22,8 +22,9 @@ const MOST_TRIES: usize = 2;
 const MOST_ROUNDS: usize = 16;
 
 impl Gateway {
-    /// Sends the request to one engine of a model after another, until one of them answers. A refusal that an engine sends as an event is
-    /// the answer only if no other engine contradicts it: vLLM and SGLang report many failures of their own as refusals.
+    /// Sends the request to one engine of a model after another, until one of them answers. A refusal that an engine sends as an event, or
+    /// with a status that may be about the engine itself, is the answer only if no other engine contradicts it: vLLM and SGLang report many
+    /// failures of their own as refusals.
     pub(super) async fn try_engines(
         &self,
         exchange: &mut Exchange,

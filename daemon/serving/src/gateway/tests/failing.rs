@@ -18,7 +18,7 @@ async fn failing(content: &str) -> String {
 }
 
 /// What engines have answered and failed.
-fn counts(client: &Client) -> Vec<(u64, u64)> {
+pub(super) fn counts(client: &Client) -> Vec<(u64, u64)> {
     let status = client.gateway.models[0].engines.status();
     status.into_iter().map(|engine| (engine.answered, engine.failed)).collect()
 }

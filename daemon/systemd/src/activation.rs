@@ -63,7 +63,7 @@ impl Activation {
 ///
 /// # Errors
 /// A socket is missing, or belongs to no listener; the message says what to change.
-pub(crate) fn by_listener(
+pub fn by_listener(
     mut opened: Vec<UdpSocket>,
     listeners: &[ListenerSettings],
     workers: u8,

@@ -1,0 +1,109 @@
+//! Answers of engines that are passed on as a whole: answers without events, and refusals.
+
+use bytes::{Bytes, BytesMut};
+use engines::health::Fault;
+use hyper::{
+    Response,
+    body::{Body as _, Incoming},
+};
+use masque::h3::{Field, ResponseHead};
+use openai::{OpenAiError, sse::TokenReport};
+
+use super::{
+    answer::{Answering, Done, Pass},
+    answer_body::AnswerBody,
+    end::{Ended, Failure},
+    engine_head,
+    exchange::Exchange,
+    failed_try::EngineRefusal,
+    silence::Silence,
+};
+
+/// An answer that is not a stream of events is held back up to this size until it is complete, so that the status can report a
+/// failure of its engine.
+const HELD_BYTES: usize = 1 << 20;
+
+/// How many bytes at the end of a larger answer are held back until it is complete: they contain the engine's report of tokens.
+const END_BYTES: usize = 64 << 10;
+
+impl Pass<'_> {
+    /// Returns the answer that passes on an engine's event with a refusal. `head` is the head of the engine's stream.
+    pub(super) fn refusal_event(head: &ResponseHead, status: u16, content: Bytes) -> EngineRefusal {
+        let mut fields = head.fields.clone();
+        fields.retain(|field| field.name != "content-type");
+        fields.push(Field::new("content-type", "application/json"));
+        EngineRefusal { head: with_length(ResponseHead { status, fields }, content.len()), content }
+    }
+
+    /// Passes on a refusal of an engine as the whole answer.
+    pub(super) async fn pass_refusal(&self, exchange: &mut Exchange, refusal: EngineRefusal) -> Result<Done, Failure> {
+        let EngineRefusal { head, content } = refusal;
+        exchange.respond(&head).await?;
+        self.send(exchange, content).await?;
+        Ok(Done { status: head.status, tokens: 0, first_token: None })
+    }
+
+    /// Passes on an answer without events: holds it until it is complete, or only its end if it is large. A refusal with a status that may
+    /// be about the engine itself is a failed try, and passes at once only if it is large.
+    pub(super) async fn pass_whole(
+        &self,
+        exchange: &mut Exchange,
+        answer: Response<Incoming>,
+        Answering { place, report, bytes, refusal, .. }: &mut Answering<'_>,
+    ) -> Result<(), Failure> {
+        let length = answer.body().size_hint().exact();
+        let status = answer.status();
+        let head = self.response_head(&answer, length);
+        let mut answer = AnswerBody::new(answer, Silence::new(self.gateway.settings.stall_timeout));
+        let (mut held, mut has_begun) = (BytesMut::new(), false);
+        loop {
+            answer.silence.begin();
+            match answer.next(exchange).await? {
+                Ok(Some(piece)) => {
+                    held.extend_from_slice(&piece);
+                    *bytes += piece.len() as u64;
+                }
+                Ok(None) => break,
+                Err(refusal) if !has_begun => return Err(refusal.into()),
+                Err(refusal) => {
+                    self.model.engines.failed(place.replica, Fault::Answer, &refusal.to_string());
+                    return Err(Failure::Broken(refusal, Ended::Cut));
+                }
+            }
+            if held.len() > HELD_BYTES {
+                if !std::mem::replace(&mut has_begun, true) {
+                    exchange.respond(&head).await?;
+                }
+                self.send(exchange, held.split_to(held.len() - END_BYTES).freeze()).await?;
+            }
+        }
+        *report = if has_begun { TokenReport::of_end(&held) } else { TokenReport::of_answer(&held) };
+        if let (Some(why), false) = (engine_head::refusal(status.as_u16()), has_begun) {
+            *refusal = Some(EngineRefusal { head: with_length(head, held.len()), content: held.freeze() });
+            return Err(OpenAiError::Engine(why).into());
+        }
+        if status.is_success() {
+            if *bytes == 0 {
+                return Err(OpenAiError::Engine("it answered with nothing").into());
+            }
+            self.model.engines.succeeded(place.replica);
+        }
+        if !has_begun {
+            if status.is_success() {
+                self.gateway.metrics.first_token(&self.model.name, self.began.elapsed().as_secs_f64());
+            }
+            exchange.respond(&with_length(head, held.len())).await?;
+        }
+        if !held.is_empty() {
+            self.send(exchange, held.freeze()).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Returns a head with the length of the whole content.
+fn with_length(mut head: ResponseHead, length: usize) -> ResponseHead {
+    head.fields.retain(|field| field.name != "content-length");
+    head.fields.push(Field::new("content-length", length.to_string()));
+    head
+}
