@@ -295,6 +295,18 @@ fn settings_that_may_be_unintended_cause_warnings() {
 }
 
 #[test]
+fn paths_that_are_the_same_way_cause_a_warning() {
+    let paths = |other: &str| {
+        let path = |name: &str, keys: &str| format!("[[path]]\nname = \"{name}\"\ninterface = \"eth0\"\n{keys}\n");
+        valid(&format!("{FORWARD}{}{}", path("dsl", ""), path("lte", other))).warnings()
+    };
+    let same = [Warning::SameWay { one: "dsl".into(), other: "lte".into() }];
+    assert_eq!([paths(""), paths("cost_ms = 9\nrate = \"1 Mbit/s\"")], [same.clone(), same]);
+    assert_eq!(paths("address = \"192.0.2.1\""), []);
+    assert_eq!(paths("relay = \"https://other.example/{target_host}/{target_port}/\""), []);
+}
+
+#[test]
 fn development_needs_no_file_and_no_warning() {
     let config = Config::development("/tmp/state".into());
     assert_eq!(config.warnings(), []);

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use crate::{
     Config,
     hop::Hop,
+    path::PathSettings,
     relay::{Auth, RelaySettings},
 };
 
@@ -63,6 +64,17 @@ pub enum Warning {
     /// Paths that no traffic uses.
     #[error("there are paths, but no [[forward]], [[proxy]] or [[serve]] uses them; add one, or remove the paths")]
     UnusedPaths,
+    /// Two paths with the same device, address, relay and hop.
+    #[error(
+        "the paths {one} and {other} differ in no more than cost and rate; give one of them another interface, address, relay or via, or \
+         remove it"
+    )]
+    SameWay {
+        /// The name of the first.
+        one: String,
+        /// The name of the other.
+        other: String,
+    },
     /// A hop that no connection uses.
     #[error(
         "no relay is reached through [hop.{0}]; write via = \"{0}\" in the section of the relay to reach through it, or remove the hop"
@@ -101,6 +113,7 @@ impl Config {
             .chain(self.unknown_users())
             .chain(self.metrics.listen.filter(is_public).map(Warning::PublicMetrics))
             .chain((!self.paths.is_empty() && self.uplinks().next().is_none()).then_some(Warning::UnusedPaths))
+            .chain(self.same_ways())
             .chain(self.unused_hops())
             .chain(idle.then_some(Warning::NothingToDo))
             .collect()
@@ -109,6 +122,19 @@ impl Config {
     fn has_unused_tokens(&self) -> bool {
         let accepts = |relay: &RelaySettings| relay.listeners.iter().any(|listener| listener.auth.accepts_tokens());
         self.relay.as_ref().is_some_and(|relay| !relay.tokens.is_empty() && !accepts(relay))
+    }
+
+    /// Finds paths that another one before them already is.
+    fn same_ways(&self) -> Vec<Warning> {
+        let way = |path: &PathSettings| {
+            let PathSettings { name: _, interface, address, relay, via, cost: _, rate: _ } = path.clone();
+            (interface, address, relay, via)
+        };
+        let of = |(at, other): (usize, &PathSettings)| {
+            let one = self.paths[..at].iter().find(|one| way(one) == way(other))?;
+            Some(Warning::SameWay { one: one.name.clone(), other: other.name.clone() })
+        };
+        self.paths.iter().enumerate().filter_map(of).collect()
     }
 
     fn unused_hops(&self) -> Vec<Warning> {

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use api::{print, say};
-use clap::{CommandFactory as _, Parser, Subcommand};
+use clap::{Args, CommandFactory as _, Parser, Subcommand};
 use config::Config;
 use enforcement::monitor;
 use paced::{configuration, policy, run};
@@ -45,11 +45,7 @@ enum Command {
     ///
     /// Reads every file that the configuration names, as a start would, and changes nothing. Exit status: 0 if paced could
     /// start with it, with or without warnings; 1 if not; 2 for wrong arguments.
-    Check {
-        /// The configuration (TOML).
-        #[arg(default_value = DEFAULT_FILE)]
-        file: PathBuf,
-    },
+    Check(ConfigurationFile),
     /// Prints configurations, and their schema.
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -66,13 +62,29 @@ enum Command {
     },
 }
 
+/// The configuration of a command that reads one, named with or without `--config`.
+#[derive(Args)]
+struct ConfigurationFile {
+    /// The configuration (TOML).
+    #[arg(default_value = DEFAULT_FILE)]
+    file: PathBuf,
+    /// The same, as `run` takes it.
+    #[arg(long, value_name = "FILE", conflicts_with = "file")]
+    config: Option<PathBuf>,
+}
+
+impl ConfigurationFile {
+    fn path(&self) -> &Path {
+        self.config.as_ref().unwrap_or(&self.file)
+    }
+}
+
 #[derive(Subcommand)]
 enum ConfigCommand {
     /// Prints a configuration as one text, with its drop-ins and all defaults.
     Show {
-        /// The configuration (TOML).
-        #[arg(default_value = DEFAULT_FILE)]
-        file: PathBuf,
+        #[command(flatten)]
+        from: ConfigurationFile,
         /// Uses the saved policy if there is one, as a daemon that starts now would.
         #[arg(long)]
         effective: bool,
@@ -95,8 +107,8 @@ fn main() -> ExitCode {
             }
         },
         Command::Run { config: None, state_dir } => run::development(&state_dir.unwrap_or_else(state::development_dir)),
-        Command::Check { file } => check(&file),
-        Command::Config(ConfigCommand::Show { file, effective }) => show(&file, effective),
+        Command::Check(file) => check(file.path()),
+        Command::Config(ConfigCommand::Show { from, effective }) => show(from.path(), effective),
         Command::Config(ConfigCommand::Schema { policy }) => {
             print::text(if policy { config::policy::Policy::schema() } else { config::Config::schema() });
             Ok(())
@@ -175,13 +187,18 @@ mod tests {
 
     #[test]
     fn without_a_file_the_services_configuration_is_checked_and_shown() {
-        let file = |arguments: &[&str]| match Arguments::parse_from(["paced"].iter().chain(arguments)).command {
-            super::Command::Check { file } | super::Command::Config(ConfigCommand::Show { file, .. }) => file,
+        let file = |arguments: &[&str]| match Arguments::try_parse_from(["paced"].iter().chain(arguments))?.command {
+            super::Command::Check(from) | super::Command::Config(ConfigCommand::Show { from, .. }) => {
+                Ok::<_, clap::Error>(from.path().to_owned())
+            }
             _ => panic!("{arguments:?} is another command"),
         };
         for arguments in [&["check"][..], &["config", "show"]] {
-            assert_eq!(file(arguments), Path::new(DEFAULT_FILE));
-            assert_eq!(file(&[arguments, &["other.toml"]].concat()), Path::new("other.toml"));
+            assert_eq!(file(arguments).unwrap(), Path::new(DEFAULT_FILE));
+            for other in [&["other.toml"][..], &["--config", "other.toml"]] {
+                assert_eq!(file(&[arguments, other].concat()).unwrap(), Path::new("other.toml"));
+            }
+            assert!(file(&[arguments, &["--config", "other.toml", "third.toml"]].concat()).is_err(), "which one?");
         }
     }
 

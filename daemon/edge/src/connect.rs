@@ -266,18 +266,23 @@ impl RelayAccess {
         client: &LocalClient,
         asked: (Protocol, &Target),
     ) -> Result<T, NoConnection> {
-        let opened = opened.unwrap_or_else(|_| {
-            let is_crowded = tries.limits > 0 || self.uplink.is_full();
-            // The next attempt to connect may come later.
-            let failure = || self.uplink.unreached().flatten().map_or(NoConnection::NoAnswer, NoConnection::NoLink);
-            Err(if is_crowded { NoConnection::Crowded } else { failure() })
-        });
+        let opened = opened.unwrap_or_else(|_| Err(if tries.limits > 0 { NoConnection::Crowded } else { self.late() }));
         if let Err(error) = &opened {
             self.count(error);
             self.entrance.record_refusal(client, Some(asked), error.as_refusal());
             self.tell(error);
         }
         opened
+    }
+
+    /// Returns why a tunnel or a request found no place, or got no answer, in time.
+    #[must_use]
+    pub fn late(&self) -> NoConnection {
+        if self.uplink.is_full() {
+            return NoConnection::Crowded;
+        }
+        // The next attempt to connect may come later.
+        self.uplink.unreached().flatten().map_or(NoConnection::NoAnswer, NoConnection::NoLink)
     }
 
     /// Counts that a request of an application that names no target was not sent, and logs why.

@@ -106,11 +106,12 @@ impl EdgeMetrics {
         labelled::register(
             registry,
             "edge_dropped_datagrams",
-            "UDP payloads in datagrams that forwards dropped, by reason",
+            "UDP payloads that tunnels dropped, by reason",
             &[
                 ([("direction", "up"), ("reason", "queue_full")], &datagrams.dropped_send_queue),
                 ([("direction", "up"), ("reason", "too_big")], &datagrams.dropped_too_big),
                 ([("direction", "up"), ("reason", "stale")], &datagrams.dropped_stale),
+                ([("direction", "up"), ("reason", "stream_queue_full")], &datagrams.dropped_capsules),
                 ([("direction", "up"), ("reason", "closed")], &datagrams.dropped_unsent),
                 ([("direction", "down"), ("reason", "queue_full")], &datagrams.dropped_receive_queue),
                 ([("direction", "down"), ("reason", "closed")], &datagrams.dropped_unread),
@@ -192,5 +193,22 @@ impl LocalAddressCounters {
     fn with(&self, key: &'static str, value: &str) -> Labels<3> {
         let [listen, protocol] = self.labels.clone();
         [listen, protocol, (key, value.to_owned())]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::encoding::text::encode;
+
+    use super::*;
+
+    #[test]
+    fn payloads_that_stream_mode_drops_are_counted() {
+        let (metrics, mut registry, mut text) = (EdgeMetrics::default(), Registry::default(), String::new());
+        metrics.register(&mut registry);
+        metrics.datagrams.dropped_capsules.inc_by(3);
+        encode(&mut text, &registry).unwrap();
+        let expected = "edge_dropped_datagrams_total{direction=\"up\",reason=\"stream_queue_full\"} 3\n";
+        assert!(text.contains(expected), "{text}");
     }
 }

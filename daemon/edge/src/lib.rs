@@ -41,7 +41,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use config::{Config, forward::Forward, path::PathSettings};
+use config::{Config, forward::Forward, kernel::KernelDevice, path::PathSettings};
 use futures::future::join_all;
 use quic::{class::Membership, endpoint::Transport};
 use relay_client::{
@@ -107,6 +107,8 @@ pub struct Edge {
     connections: JoinSet<()>,
     /// Answers of local addresses that have ended.
     last_answers: LastAnswers,
+    /// Whether it has begun to serve, so that all that follows is a reload.
+    has_begun: bool,
 }
 
 /// A local address that is served.
@@ -191,15 +193,15 @@ impl Edge {
         moves: watch::Receiver<HostNetwork>,
     ) -> Self {
         let (locals, connections, last_answers) = (JoinSet::new(), JoinSet::new(), LastAnswers::default());
-        let (served, uplinks) = (Vec::new(), Vec::new());
-        Self { transport, resources, schedules, moves, served, uplinks, locals, connections, last_answers }
+        let (served, uplinks, has_begun) = (Vec::new(), Vec::new(), false);
+        Self { transport, resources, schedules, moves, served, uplinks, locals, connections, last_answers, has_begun }
     }
 
     /// Prepares to serve exactly the local addresses of a configuration, without changing what is served now.
     ///
     /// # Errors
     /// A local address is taken or not ours, or a file that the configuration names is not usable. An unreachable relay is not
-    /// an error: the edge tries again.
+    /// an error: the edge tries again. Nor is a token that cannot be read before the first addresses are served: it may come later.
     pub fn prepare(&self, config: &Config) -> Result<PreparedAddresses> {
         let mut made: Vec<(SharingKey, Arc<Uplink>)> = Vec::new();
         let place = |wanted: Wanted| -> Result<Place> {
@@ -265,6 +267,10 @@ impl Edge {
         }
         let schedule = key.uplink.schedule.as_deref();
         let endpoint = |access: Access| {
+            // After the start, a token may come later; but a reload must not replace what works by what cannot.
+            if let Some(token) = access.token.as_ref().filter(|_| self.has_begun) {
+                token.read()?;
+            }
             let (counters, schedules) = (self.resources.metrics.datagrams.clone(), self.schedules.get(schedule));
             Endpoint::new(access, self.transport.clone(), counters, schedules)
         };
@@ -293,7 +299,8 @@ impl Edge {
                 None => relay.leaving_by(exit.clone()),
             };
             let relays = endpoints(accesses)?.into_iter().map(leaving).collect();
-            paths.push(Path::new(name, relays));
+            let device = path.and_then(|path| path.interface.as_ref()).map(KernelDevice::as_str);
+            paths.push(Path::new(name, relays).leaving(device, path.and_then(|path| path.address)));
         }
         let (schedule, backoff) = (key.uplink.schedule.clone(), key.uplink.backoff);
         let uplink = Uplink::over(paths, schedule, backoff, self.resources.uplinks.clone());
@@ -336,6 +343,7 @@ impl Edge {
 
     /// Serves exactly the addresses that were prepared last, each in the class that `classes` has for it.
     pub fn serve(&mut self, PreparedAddresses { places, terms }: PreparedAddresses, classes: &EntranceClasses) {
+        self.has_begun = true;
         let mut before: Vec<Option<Served>> = self.served.drain(..).map(Some).collect();
         let (mut same, mut others) = (Vec::new(), Vec::new());
         for place in places {

@@ -311,7 +311,10 @@ impl GatewayAccess for ToGateways {
             let other_path = copy.map(|link| CopyPath { link, terms: terms(), place: chosen, model });
             Ok(Asked { request, place, other_path })
         };
-        let asked = timeout(ANSWER_TIMEOUT, asking).await.unwrap_or(Err(NoConnection::NoAnswer));
+        let asked = match access.uplink.unreached_for(ANSWER_TIMEOUT) {
+            Some(failure) => Err(NoConnection::NoLink(failure)),
+            None => timeout(ANSWER_TIMEOUT, asking).await.unwrap_or_else(|_| Err(access.late())),
+        };
         match &asked {
             Ok(_) => _ = access.counters.tunnels_opened.inc(),
             // The client is at fault, and the gateway was not asked.
@@ -402,111 +405,4 @@ impl GatewayAccess for ToGateways {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use futures::FutureExt as _;
-    use masque::h3::Field;
-    use quic::class::Class;
-    use serving::entrance::GatewayAccess as _;
-    use test_relay::{Does, TestRelay};
-    use uplink::UplinkResources;
-
-    use super::*;
-    use crate::tests::{access_to, start, unreached};
-
-    /// The head of a request.
-    fn head() -> RequestHead {
-        let (scheme, authority, path, protocol) = (Some("https".into()), None, Some("/v1/models".into()), None);
-        RequestHead { method: "GET".into(), scheme, authority, path, protocol, fields: Vec::new() }
-    }
-
-    #[test]
-    fn bytes_of_requests_and_answers_count_at_their_local_address() {
-        let counters = LocalAddressCounters::default();
-        let traffic = Traffic::of([Some(moved(&counters)), None]);
-        traffic.add_up(3, 0);
-        traffic.add_down(5, 0);
-        assert_eq!((counters.bytes_up.get(), counters.bytes_down.get()), (3, 5));
-    }
-
-    #[tokio::test]
-    async fn an_answer_counts_at_its_path_with_the_length_that_its_head_names() {
-        let relay = TestRelay::start(Does::SayNothing, true);
-        let access = access_to(relay.endpoint(), UplinkResources::default());
-        let (uplink, health) = (access.uplink.clone(), Arc::new(Mutex::new(vec![GatewayHealth::default()])));
-        let running = start(&uplink);
-        let gateways = ToGateways { moved: Arc::default(), accesses: vec![access], health };
-        let link = uplink.link().await.unwrap();
-        let line = link.line().clone();
-        let left = || line.placed(Duration::from_secs(1)).iter().map(|placed| placed.bytes).collect::<Vec<_>>();
-        let terms = Arc::<Class>::default().terms(None);
-        let (_request, place) = gateways.send(link, || terms, gateways.count(0, 0), head).await.unwrap();
-        place.traffic.add_up(100, 0);
-        let usual = left();
-        let answer = |length: &str| {
-            let fields = vec![Field::new("content-length", length.to_owned())];
-            gateways.answered(&place, Some(&ResponseHead { status: 200, fields }));
-            left()
-        };
-        assert_eq!(answer("many"), usual, "its class's");
-        assert_eq!(answer("9000000"), [9_000_000]);
-        place.traffic.add_down(8_000_000, 0);
-        assert_eq!((left(), left()), (vec![8_000_000], vec![1_000_000]), "a second later, its rate is zero");
-        running.abort();
-    }
-
-    #[tokio::test]
-    async fn a_request_that_waits_for_its_turn_has_the_head_and_terms_of_the_time_at_which_it_leaves() {
-        let relay = TestRelay::start(Does::SayNothing, true);
-        let access = access_to(relay.endpoint(), UplinkResources::default());
-        let (uplink, health) = (access.uplink.clone(), Arc::new(Mutex::new(vec![GatewayHealth::default()])));
-        let running = start(&uplink);
-        let gateways = ToGateways { moved: Arc::default(), accesses: vec![access], health };
-        let reads = std::sync::atomic::AtomicUsize::new(0);
-        let read = || reads.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let terms = || {
-            read();
-            Arc::<Class>::default().terms(None)
-        };
-        let head = || {
-            read();
-            head()
-        };
-        let link = uplink.link().await.unwrap();
-        let mut unanswered = vec![gateways.send(link, terms, gateways.count(0, 0), head).await.unwrap()];
-        let mut waiting = loop {
-            assert!(unanswered.len() < 1_000, "a stranger's requests have a bound");
-            let link = uplink.link().await.unwrap();
-            let mut sending = Box::pin(gateways.send(link, terms, gateways.count(0, 0), head));
-            match (&mut sending).now_or_never() {
-                Some(sent) => unanswered.push(sent.unwrap()),
-                None => break sending,
-            }
-        };
-        assert_eq!(reads.load(std::sync::atomic::Ordering::Relaxed), 2 * unanswered.len());
-        assert!((&mut waiting).now_or_never().is_none());
-        unanswered.pop();
-        waiting.await.unwrap();
-        assert_eq!(reads.load(std::sync::atomic::Ordering::Relaxed), 2 * (unanswered.len() + 2));
-        running.abort();
-    }
-
-    #[tokio::test]
-    async fn a_client_that_leaves_before_its_request_is_sent_costs_the_gateway_nothing() {
-        let health = Arc::new(Mutex::new(vec![GatewayHealth::default(); 2]));
-        let gateways = ToGateways { moved: Arc::default(), accesses: vec![unreached(), unreached()], health };
-        let terms = Arc::<Class>::default().terms(None);
-        let is_read = std::sync::atomic::AtomicBool::new(false);
-        for _ in 0..3 {
-            let mut tried = Vec::new();
-            let head = || {
-                is_read.store(true, std::sync::atomic::Ordering::Relaxed);
-                head()
-            };
-            assert!(gateways.ask(head, || terms.clone(), 0, 0, &mut tried).now_or_never().is_none());
-            assert_eq!(tried, [0], "both are as good, so it is the first");
-        }
-        assert!(!is_read.into_inner(), "what a head says of the time left is read once there is a connection");
-    }
-}
+mod tests;

@@ -3,10 +3,11 @@
 use std::{
     io::Read as _,
     path::PathBuf,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use api::{print, say};
 use bytes::Bytes;
 use clap::Args;
@@ -18,13 +19,25 @@ use hyper::{
     client::conn::http1,
 };
 use hyper_util::rt::TokioIo;
+use masque::target::{Host, Target};
+use quic::tls::{self, Trust};
+use relay_client::error::certificate_fault;
 use serde::Serialize;
 use serde_json::{Value, json};
-use tokio::{net::TcpStream, time::timeout};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+    time::timeout,
+};
+use tokio_rustls::{
+    TlsConnector,
+    client::TlsStream,
+    rustls::{Error as TlsError, pki_types::ServerName},
+};
 
 use super::table::printable;
 
-/// How long an edge may take to accept a connection.
+/// How long a server may take to accept a connection, and then for the TLS handshake.
 const CONNECTING: Duration = Duration::from_secs(10);
 
 /// The longest line of an answer, and the longest refusal, that is read.
@@ -38,8 +51,11 @@ pub(crate) struct Arguments {
     #[arg(long)]
     model: String,
     /// The URL of an edge, or of another server of the OpenAI API
-    #[arg(long, default_value = "http://127.0.0.1:8100")]
+    #[arg(long, default_value = "http://127.0.0.1:8100", value_parser = server)]
     url: EngineUrl,
+    /// A PEM file of the authorities to trust for https, in place of the system's
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
     /// The maximum number of tokens of the answer
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: Option<u32>,
@@ -124,9 +140,15 @@ fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
+fn server(text: &str) -> Result<EngineUrl> {
+    text.parse()
+        .ok()
+        .context("expected http://HOST:PORT, or https://HOST:PORT of a server with TLS, and perhaps a path")
+}
+
 async fn send(arguments: &Arguments) -> Result<Response<Incoming>> {
     let EngineUrl { is_tls, authority, prefix } = &arguments.url;
-    ensure!(!is_tls, "{}: ask speaks HTTP without TLS; name the address of an edge, with http://", arguments.url);
+    ensure!(*is_tls || arguments.ca.is_none(), "--ca is for a server with TLS: name it with https://");
     let mut prompt = arguments.prompt.clone();
     if prompt == "-" {
         prompt.clear();
@@ -163,10 +185,45 @@ async fn send(arguments: &Arguments) -> Result<Response<Incoming>> {
     let no_server = |error: String| NoServer { url: arguments.url.to_string(), error };
     let stream = stream.map_err(|error| no_server(error.to_string()))?;
     stream.set_nodelay(true)?;
+    let answer = if *is_tls {
+        exchange(protect(stream, arguments).await?, request).await
+    } else {
+        exchange(stream, request).await
+    };
+    Ok(answer.map_err(|error| no_server(format!("no answer in HTTP came back ({error})")))?)
+}
+
+/// Begins TLS with the server.
+async fn protect(stream: TcpStream, Arguments { url, ca, .. }: &Arguments) -> Result<TlsStream<TcpStream>> {
+    let trust = ca.as_deref().map(tls::read_certificates).transpose()?.map_or(Trust::System, Trust::Authorities);
+    let mut config = tls::client_over_tcp(trust)?;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    let name = match Target::from_authority(&url.authority)?.host {
+        Host::Ip(address) => address.into(),
+        Host::Name(name) => ServerName::try_from(name)?,
+    };
+    let shaken = timeout(CONNECTING, TlsConnector::from(Arc::new(config)).connect(name, stream)).await;
+    shaken.unwrap_or_else(|late| Err(late.into())).map_err(|error| {
+        match error.get_ref().and_then(|cause| cause.downcast_ref()) {
+            Some(cause @ TlsError::InvalidCertificate(_)) => {
+                let fault = certificate_fault(cause);
+                anyhow!(
+                    "the certificate of {url} is not trusted: {fault}; name the authority that signed it (--ca FILE)"
+                )
+            }
+            _ => anyhow::Error::from(error).context(format!("no TLS with {url}")),
+        }
+    })
+}
+
+/// Sends a request over a new connection.
+async fn exchange(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    request: hyper::Request<Full<Bytes>>,
+) -> hyper::Result<Response<Incoming>> {
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     tokio::spawn(connection);
-    let answer = sender.send_request(request).await;
-    Ok(answer.map_err(|error| no_server(format!("no answer in HTTP came back ({error})")))?)
+    sender.send_request(request).await
 }
 
 /// Returns the message of an answer that refuses the request.
@@ -244,7 +301,64 @@ fn summary(report: &Report) -> String {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::TcpListener,
+    };
+    use tokio_rustls::TlsAcceptor;
+
     use super::*;
+
+    #[derive(Parser)]
+    struct Ask {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    /// Reads the arguments for a question to the server at `url`.
+    fn asked(url: &str, more: &[&str]) -> Result<Arguments, clap::Error> {
+        let words = ["ask", "hello", "--model", "large", "--url", url];
+        Ok(Ask::try_parse_from(words.iter().chain(more))?.arguments)
+    }
+
+    #[tokio::test]
+    async fn a_server_with_tls_is_asked_if_an_authority_for_it_is_trusted() {
+        let folder = std::env::temp_dir().join(format!("pacectl-ask-{}", std::process::id()));
+        let server = tls::development_identity(&folder).unwrap().prepare_https().unwrap();
+        _ = tls::development_identity(&folder.join("other")).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("https://{}", listener.local_addr().unwrap());
+        let serving = tokio::spawn(async move {
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                if let Ok(mut stream) = TlsAcceptor::from(server.clone()).accept(stream).await {
+                    assert_ne!(stream.read(&mut [0; 4096]).await.unwrap(), 0);
+                    stream.write_all(b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+                }
+            }
+        });
+        let ask = async |folder: &std::path::Path| {
+            let file = folder.join("certificate.pem");
+            send(&asked(&url, &["--ca", file.to_str().unwrap()]).unwrap()).await
+        };
+        assert_eq!(ask(&folder).await.unwrap().status(), 429);
+        let refused = format!("{:#}", ask(&folder.join("other")).await.unwrap_err());
+        assert!(
+            refused.contains(&format!("the certificate of {url} is not trusted: no trusted authority")),
+            "{refused}"
+        );
+        serving.abort();
+        std::fs::remove_dir_all(folder).unwrap();
+        let plain = send(&asked("http://127.0.0.1:1", &["--ca", "ca.pem"]).unwrap()).await.unwrap_err().to_string();
+        assert!(plain.contains("https://"), "a server without TLS shows no certificate: {plain}");
+    }
+
+    #[test]
+    fn a_url_without_a_scheme_is_refused_with_the_form_of_one() {
+        let refused = asked("127.0.0.1:8100", &[]).err().unwrap().to_string();
+        assert!(refused.contains("expected http://HOST:PORT") && !refused.contains("engine"), "{refused}");
+    }
 
     #[tokio::test]
     async fn a_refusal_is_shown_unless_it_is_too_long() {

@@ -138,8 +138,8 @@ fn policy_in_force(status: &v1::GetStatusResponse) -> impl Iterator<Item = Strin
 
 /// Says how a relay is reached: over which path, if the edge has paths.
 fn uplink(of: &v1::Uplink) -> String {
-    let v1::Uplink { relay, via, path, connections, connects, failures, failure } = of;
-    let relay = over(&through(relay, via), path);
+    let v1::Uplink { relay, via, path, exit, connections, connects, failures, failure } = of;
+    let relay = over(&through(relay, via), (path, exit));
     let open = match connections.len() {
         0 => format!("not connected{}{failure}", if failure.is_empty() { "" } else { ": " }),
         // A failure despite a connection: the relay refuses the credentials.
@@ -254,14 +254,18 @@ pub(crate) fn through(relay: &str, via: &str) -> String {
     if via.is_empty() || relay.is_empty() { relay.to_owned() } else { format!("{relay} via {via}") }
 }
 
-/// Adds the path to a relay, if it has a name.
-fn over(relay: &str, path: &str) -> String {
-    if path.is_empty() { relay.to_owned() } else { format!("{relay} over {path}") }
+/// Adds the path to a relay, if it has a name, or else how packets to the relay leave, if not as the routes say.
+fn over(relay: &str, (path, exit): (&str, &str)) -> String {
+    match (path, exit) {
+        ("", "") => relay.to_owned(),
+        ("", exit) => format!("{relay} {exit}"),
+        (path, _) => format!("{relay} over {path}"),
+    }
 }
 
 /// Names the relay of a connection, with its hop and its path if it has them.
 fn destination(of: &v1::Connection) -> String {
-    format!("to {}", over(&through(&of.relay, &of.via), &of.path))
+    format!("to {}", over(&through(&of.relay, &of.via), (&of.path, &of.exit)))
 }
 
 pub(crate) async fn connections(client: &mut ControlClient, as_json: bool) -> Result<()> {
@@ -403,6 +407,16 @@ mod tests {
             said,
             "relay.example:443 via first over lte: not connected: no answer; connected once, failed 0 times"
         );
+    }
+
+    #[test]
+    fn connections_to_the_relay_of_a_hop_are_told_apart_by_how_their_packets_leave() {
+        let (relay, exit) = ("relay.example:443".to_owned(), "by eth0".to_owned());
+        let of = v1::Uplink { relay: relay.clone(), exit: exit.clone(), connects: 1, ..v1::Uplink::default() };
+        assert!(uplink(&of).starts_with("relay.example:443 by eth0: "), "{}", uplink(&of));
+        let of = v1::Connection { relay, exit, ..v1::Connection::default() };
+        assert_eq!(destination(&of), "to relay.example:443 by eth0");
+        assert_eq!(destination(&v1::Connection { path: "lte".into(), ..of }), "to relay.example:443 over lte");
     }
 
     #[test]

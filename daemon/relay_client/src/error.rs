@@ -7,7 +7,7 @@ use quic::{
     h3::{self, connection_reason},
     tls,
 };
-use rustls::{CertificateError, Error as TlsError};
+use rustls::{CertificateError, Error as TlsError, OtherError};
 
 /// Why there is no connection to a relay. The messages say what to do about it.
 #[derive(Debug, thiserror::Error)]
@@ -21,7 +21,7 @@ pub enum ConnectError {
         cause: TokenError,
     },
     /// The relay's name does not resolve.
-    #[error("the relay's name {name} does not resolve ({cause}): check the relay's template")]
+    #[error("the relay's name {name} does not resolve ({cause}): {}", remedy_of_name(cause))]
     Resolve {
         /// The name.
         name: String,
@@ -42,7 +42,7 @@ pub enum ConnectError {
     /// The relay showed a certificate that is not trusted.
     #[error(
         "the certificate of {name} is not trusted: {}. Its SHA-256 is {}; {}",
-        fault(reason),
+        certificate_fault(reason),
         hex(fingerprint),
         remedy(reason)
     )]
@@ -105,13 +105,40 @@ pub enum TokenError {
     Malformed,
 }
 
-/// Returns what is wrong with a certificate.
-fn fault(reason: &TlsError) -> String {
-    if tls::is_not_pinned(reason) { "it is not the pinned certificate".to_owned() } else { reason.to_string() }
+/// Returns what is wrong with a certificate that was refused for this reason.
+#[must_use]
+pub fn certificate_fault(reason: &TlsError) -> String {
+    match reason {
+        reason if is_authority(reason) => "it is a CA certificate (CA:TRUE), which no server may show".to_owned(),
+        // The second is for an authority with the name of a trusted one.
+        TlsError::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => {
+            "no trusted authority has signed it".to_owned()
+        }
+        // With its own words: not being the pinned one is such a cause.
+        TlsError::InvalidCertificate(CertificateError::Other(OtherError(cause))) => cause.to_string(),
+        _ => reason.to_string(),
+    }
+}
+
+/// Whether a certificate was refused because it is an authority's, as the self-signed certificates are that OpenSSL makes by default.
+fn is_authority(reason: &TlsError) -> bool {
+    let TlsError::InvalidCertificate(CertificateError::Other(OtherError(cause))) = reason else { return false };
+    matches!(cause.downcast_ref(), Some(webpki::Error::CaUsedAsEndEntity))
+}
+
+/// Returns what to do about a name that does not resolve.
+fn remedy_of_name(cause: &io::Error) -> &'static str {
+    // EAI_AGAIN of getaddrinfo has no kind, only the words of glibc or musl.
+    let is_unanswered = |words: String| ["Temporary failure", "Try again"].iter().any(|again| words.contains(again));
+    if cause.kind() == io::ErrorKind::TimedOut || is_unanswered(cause.to_string()) {
+        "check that this host reaches its resolver (/etc/resolv.conf)"
+    } else {
+        "check the relay's template"
+    }
 }
 
 /// Returns what to do about a certificate that is not trusted.
-const fn remedy(reason: &TlsError) -> &'static str {
+fn remedy(reason: &TlsError) -> &'static str {
     match reason {
         TlsError::InvalidCertificate(
             CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
@@ -122,8 +149,14 @@ const fn remedy(reason: &TlsError) -> &'static str {
         TlsError::InvalidCertificate(CertificateError::Expired | CertificateError::ExpiredContext { .. }) => {
             "it has expired: the relay's operator has to renew it"
         }
-        // It is pinned, but another one is.
-        TlsError::InvalidCertificate(CertificateError::Other(_)) => {
+        TlsError::InvalidCertificate(CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. }) => {
+            "it is not valid yet: check the clocks of this host and of the machine that issued it"
+        }
+        reason if is_authority(reason) => {
+            "if the relay's operator confirms it, pin it (`pacectl --pin …`, `certificate_sha256` in the configuration), or \
+             give the relay a certificate with basicConstraints=CA:FALSE"
+        }
+        reason if tls::is_not_pinned(reason) => {
             "if the relay's operator confirms that it is new, pin it in place of the other (`pacectl --pin …`, \
              `certificate_sha256` in the configuration)"
         }
@@ -136,6 +169,8 @@ const fn remedy(reason: &TlsError) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     #[test]
@@ -148,10 +183,43 @@ mod tests {
         assert!(other_name.contains("it is for other names") && !other_name.contains("--ca"), "{other_name}");
         let unknown = said(CertificateError::UnknownIssuer);
         assert!(unknown.contains("--pin") && unknown.contains("--ca FILE"), "{unknown}");
+        assert!(unknown.contains("no trusted authority has signed it. Its SHA-256"), "{unknown}");
+        let of_library = |error: webpki::Error| said(CertificateError::Other(OtherError(Arc::new(error))));
+        let authority = of_library(webpki::Error::CaUsedAsEndEntity);
+        assert!(
+            authority.contains("it is a CA certificate (CA:TRUE), which no server may show. Its SHA-256"),
+            "{authority}"
+        );
+        assert!(authority.contains("--pin") && authority.contains("basicConstraints=CA:FALSE"), "{authority}");
+        let odd = of_library(webpki::Error::UnsupportedCriticalExtension);
+        for said in [&unknown, &authority, &odd] {
+            let is_plain = ["in place of the other", "Other(", "CaUsed"].iter().all(|words| !said.contains(words));
+            assert!(is_plain, "{said}");
+        }
+        let early = said(CertificateError::NotValidYet);
+        assert!(early.contains("check the clocks") && !early.contains("--ca"), "{early}");
         let not_pinned = said(tls::not_pinned());
+        assert!(not_pinned.contains("pin it in place of the other"), "{not_pinned}");
         assert!(
             not_pinned.contains("it is not the pinned certificate") && !not_pinned.contains("Other("),
             "{not_pinned}"
         );
+    }
+
+    #[test]
+    fn a_resolver_that_does_not_answer_is_not_blamed_on_the_template() {
+        let said = |kind, words: &str| {
+            let cause = io::Error::new(kind, format!("failed to lookup address information: {words}"));
+            ConnectError::Resolve { name: "relay.example".to_owned(), cause }.to_string()
+        };
+        for unanswered in [
+            said(io::ErrorKind::Other, "Temporary failure in name resolution"),
+            said(io::ErrorKind::Other, "Try again"),
+            said(io::ErrorKind::TimedOut, "the resolver does not answer"),
+        ] {
+            assert!(unanswered.contains("/etc/resolv.conf") && !unanswered.contains("template"), "{unanswered}");
+        }
+        let unknown = said(io::ErrorKind::Other, "Name or service not known");
+        assert!(unknown.contains("template") && !unknown.contains("resolv.conf"), "{unknown}");
     }
 }

@@ -183,6 +183,8 @@ pub struct ConnectionView {
     pub via: String,
     /// The name of its path at an edge; empty without one.
     pub path_name: String,
+    /// How its packets leave an edge, for people; empty if the routes decide.
+    pub exit: String,
 }
 
 impl ConnectionView {
@@ -202,6 +204,7 @@ impl ConnectionView {
             relay_address: String::new(),
             via: String::new(),
             path_name: String::new(),
+            exit: String::new(),
         }
     }
 
@@ -222,6 +225,7 @@ impl ConnectionView {
                 .map_or_else(String::new, |to| to.to_string()),
             via: uplink.via_of(line),
             path_name: uplink.path_name(line).to_owned(),
+            exit: uplink.exit_of(line).to_owned(),
         }
     }
 }
@@ -235,6 +239,8 @@ pub struct UplinkView {
     pub via: String,
     /// The name of the path to it; empty without paths.
     pub path: String,
+    /// How packets to it leave, for people; empty if the routes decide.
+    pub exit: String,
     /// The IDs of open connections to it.
     pub connections: Vec<u64>,
     /// How many connections were made.
@@ -254,8 +260,8 @@ impl UplinkView {
             (None, None) => String::new(),
         };
         let connections = found.lines.iter().map(|line| line.id).collect();
-        let (relay, via, path) = (found.relay, found.via, found.path);
-        Self { relay, via, path, connections, connects, failures, failure: caller.shown(failure) }
+        let (relay, via, path, exit) = (found.relay, found.via, found.path, found.exit);
+        Self { relay, via, path, exit, connections, connects, failures, failure: caller.shown(failure) }
     }
 }
 

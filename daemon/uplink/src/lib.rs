@@ -322,6 +322,12 @@ impl Uplink {
         self.paths.get(line.path_place).map_or("", |path| path.name.as_str())
     }
 
+    /// Returns how a connection's packets leave, for people; empty if the routes decide.
+    #[must_use]
+    pub fn exit_of(&self, line: &Line) -> &str {
+        self.paths.get(line.path_place).map_or("", |path| path.exit.as_str())
+    }
+
     /// Logs a change of a path and its relay, and notifies listeners of it.
     fn announce(&self, line: &Line, what: &str) {
         let said = self.say(line, what);

@@ -4,6 +4,7 @@
 //! [`sched::path`] chooses that path from the measurements of the live connections.
 
 use std::{
+    net::IpAddr,
     sync::{Arc, atomic::AtomicU64},
     time::Duration,
 };
@@ -37,6 +38,8 @@ pub(crate) const LOOK: Duration = Duration::from_millis(50);
 pub struct Path {
     /// Its name; empty if the configuration has no paths.
     pub(crate) name: String,
+    /// How its packets leave, for people; empty if the routes decide.
+    pub(crate) exit: String,
     /// The relays, in order of preference.
     pub(crate) relays: Vec<Endpoint>,
     /// How many UDP tunnels moved from it to another path.
@@ -49,7 +52,17 @@ impl Path {
     /// Returns a path to these relays, which are in order of preference. Its name is empty if the configuration has no paths.
     #[must_use]
     pub fn new(name: &str, relays: Vec<Endpoint>) -> Self {
-        Self { name: name.to_owned(), relays, moved: AtomicU64::new(0), returned: AtomicU64::new(0) }
+        let (moved, returned) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { name: name.to_owned(), exit: String::new(), relays, moved, returned }
+    }
+
+    /// Says that its packets leave by this device, from this address, or both.
+    #[must_use]
+    pub fn leaving(self, device: Option<&str>, address: Option<IpAddr>) -> Self {
+        let (device, address) =
+            (device.map(|device| format!("by {device}")), address.map(|address| format!("from {address}")));
+        let exit = device.into_iter().chain(address).collect::<Vec<_>>().join(" ");
+        Self { exit, ..self }
     }
 }
 

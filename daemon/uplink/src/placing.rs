@@ -320,6 +320,17 @@ impl Uplink {
         state.usable().next().is_none().then(|| state.failure.clone())
     }
 
+    /// If no connection can take tunnels or requests within `wait`, returns why. A relay of which nothing was heard may come within reach
+    /// earlier than the next attempt to connect is due, as this host's addresses change.
+    #[must_use]
+    pub fn unreached_for(&self, wait: Duration) -> Option<Arc<ConnectError>> {
+        let state = self.state.borrow();
+        let is_late = state.next_attempt.is_some_and(|next| next.saturating_duration_since(Instant::now()) > wait);
+        // A connection that is silent may answer again.
+        let has_none = state.lines.iter().all(|line| line.is_closed());
+        state.failure.clone().filter(|failure| is_late && has_none && !failure.is_unanswered())
+    }
+
     /// Whether all places are taken and no further connection will soon bring more: a tunnel must end before another can be opened.
     #[must_use]
     pub fn is_full(&self) -> bool {

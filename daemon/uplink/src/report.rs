@@ -18,7 +18,7 @@ pub struct PathReport {
     pub condition: Condition,
     /// Whether an operator has chosen it, so that new tunnels take it while it has room.
     pub is_chosen: bool,
-    /// The relays that its connections lead to, each once.
+    /// The relays that its connections lead to, each once; without a connection, those of the configuration.
     pub relays: Vec<String>,
     /// The IDs of its connections.
     pub connections: Vec<u64>,
@@ -137,7 +137,10 @@ impl Uplink {
                 via: path.relays.first().and_then(Endpoint::via).unwrap_or_default().to_owned(),
                 condition,
                 is_chosen: chosen == Some(place),
-                relays: unique(lines.iter().map(|line| line.way().relay.to_string())),
+                relays: match lines.is_empty() {
+                    true => unique(path.relays.iter().map(|relay| relay.origin().to_string())),
+                    false => unique(lines.iter().map(|line| line.way().relay.to_string())),
+                },
                 connections: lines.iter().map(|line| line.id).collect(),
                 tunnels: lines.iter().map(|line| line.tunnels()).sum(),
                 requests: lines.iter().map(|line| line.requests()).sum(),
@@ -181,6 +184,18 @@ mod tests {
             joined.join(&report(other));
             assert_eq!(joined.condition, best);
         }
+    }
+
+    #[tokio::test]
+    async fn a_path_names_the_relays_of_the_configuration_until_it_has_a_connection() {
+        let relays = [TestRelay::start(Does::Echo, true), TestRelay::start(Does::Echo, true)];
+        let path = Path::new("a", relays.iter().map(TestRelay::endpoint).collect());
+        let uplink = Uplink::over(vec![path], None, (PATIENCE, PATIENCE), UplinkResources::default());
+        let named = || uplink.path_states()[0].relays.clone();
+        let [first, second] = [0, 1].map(|relay: usize| relays[relay].address.to_string());
+        assert_eq!(named(), [first.clone(), second]);
+        let _line = uplink.connect(0).await;
+        assert_eq!(named(), [first]);
     }
 
     #[tokio::test]

@@ -12,6 +12,8 @@ use crate::{line::Line, path::Path};
 pub struct Standpoint {
     /// The name of its path; empty if there are no paths.
     pub path: String,
+    /// How packets to it leave, for people: "by eth0", "from 192.0.2.10", or both; empty if the routes decide.
+    pub exit: String,
     /// Its host and port.
     pub relay: String,
     /// The name of the hop on the way to it; empty without a hop.
@@ -29,6 +31,7 @@ impl Uplink {
         let state = self.state.borrow();
         let of = |at: (usize, usize), path: &Path, relay: &Endpoint, attempts: &Attempts| Standpoint {
             path: path.name.clone(),
+            exit: path.exit.clone(),
             relay: relay.origin().to_string(),
             via: relay.via().unwrap_or_default().to_owned(),
             lines: state.usable().filter(|line| (line.path_place, line.place) == at).cloned().collect(),
@@ -41,5 +44,30 @@ impl Uplink {
             }
         }
         standpoints
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use test_relay::{Does, PATIENCE, TestRelay};
+
+    use super::*;
+    use crate::UplinkResources;
+
+    #[tokio::test]
+    async fn relays_without_a_path_are_told_apart_by_how_packets_leave() {
+        let relay = TestRelay::start(Does::Echo, true);
+        let here = Some([127, 0, 0, 1].into());
+        for (device, address, exit) in [
+            (None, None, ""),
+            (Some("lo"), None, "by lo"),
+            (None, here, "from 127.0.0.1"),
+            (Some("lo"), here, "by lo from 127.0.0.1"),
+        ] {
+            let path = Path::new("", vec![relay.endpoint()]).leaving(device, address);
+            let uplink = Uplink::over(vec![path], None, (PATIENCE, PATIENCE), UplinkResources::default());
+            assert_eq!(uplink.exit_of(&*uplink.connect(0).await), exit);
+            assert_eq!(uplink.standpoints()[0].exit, exit);
+        }
     }
 }

@@ -41,6 +41,8 @@ pub(crate) struct State {
     /// How many attempts have failed, and the error of the last attempt, if it failed.
     pub(crate) failures: u64,
     pub(crate) failure: Option<Arc<ConnectError>>,
+    /// When the next attempt is due, unless one is in progress.
+    pub(crate) next_attempt: Option<Instant>,
     /// By path: whether a further connection to its own relay, which new tunnels use, may soon bring more places. Empty until that is known.
     pub(crate) may_grow: Vec<bool>,
     /// By path: the relay that the one in use, which may be slow, is compared with.

@@ -149,7 +149,15 @@ impl Work<'_> {
             // New tunnels no longer wait for a connection that does not come if another relay has room.
             std::mem::replace(&mut state.may_grow, may_grow) != state.may_grow
         });
-        match (self.step(now), now + LOOK) {
+        let step = self.step(now);
+        let is_idle = self.failovers.iter().all(Failover::is_idle);
+        let next_attempt = if let Step::Wait(until) = step { Some(until).filter(|_| is_idle) } else { None };
+        self.uplink.state.send_if_modified(|state| {
+            state.next_attempt = next_attempt;
+            // A task that waits for a place was there before.
+            false
+        });
+        match (step, now + LOOK) {
             (step, _) if self.ending.is_empty() => step,
             (Step::Connect(at), _) => Step::Connect(at),
             (Step::Wait(until), look) => Step::Wait(until.min(look)),

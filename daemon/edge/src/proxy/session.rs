@@ -255,8 +255,10 @@ async fn carry(
         ranges::serve(shared, opened, client.stream, (known, target), &first).await;
         return Ok(());
     }
-    if let Err(error) = client.stream.write_all(&established).await {
-        return Err((client.stream, error.into()));
+    if client.stream.write_all(&established).await.is_err() {
+        // The tunnel counts as opened, so this is no refusal. Dropping it ends it.
+        reset(&client.stream);
+        return Ok(());
     }
     shared.access.carry(opened, client.stream, (known, target), (&first, wanted)).await;
     Ok(())
@@ -284,13 +286,20 @@ fn reply_of(error: &NoConnection) -> Reply {
 
 #[cfg(test)]
 mod tests {
-    use std::net::Ipv4Addr;
+    use std::net::{Ipv4Addr, Shutdown};
 
     use prometheus_client::{encoding::text::encode, registry::Registry};
     use tokio::net::TcpListener;
 
+    use test_relay::{Does, TestRelay, eventually};
+    use uplink::UplinkResources;
+
     use super::*;
-    use crate::{counters::EdgeMetrics, proxy::users::ProxyUsers, tests::unreached};
+    use crate::{
+        counters::EdgeMetrics,
+        proxy::users::ProxyUsers,
+        tests::{access_to, start, unreached},
+    };
 
     #[tokio::test]
     async fn a_client_that_the_proxy_denies_is_no_refusal_of_the_relay() {
@@ -316,5 +325,29 @@ mod tests {
             |line: &str| line.starts_with("edge_refusals_total") && line.ends_with("\"unauthenticated\"} 1");
         assert!(text.lines().any(is_counted), "{text}");
         assert_eq!(shared.access.counters.tunnels_refused.get(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_client_that_is_gone_when_its_tunnel_is_open_is_not_counted_as_refused_as_well() {
+        let (relay, metrics) = (TestRelay::start(Does::Echo, true), EdgeMetrics::default());
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let mut access = access_to(relay.endpoint(), UplinkResources::default());
+        access.counters = metrics.of(listener.local_addr().unwrap(), "proxy");
+        let running = start(&access.uplink);
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        client.write_all(b"CONNECT a.example:443 HTTP/1.1\r\n\r\n").await.unwrap();
+        let (stream, from) = listener.accept().await.unwrap();
+        // Its answer cannot be written.
+        let stream = stream.into_std().unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        let shared = Shared::with(access, 1);
+        serve(&shared, TcpStream::from_std(stream).unwrap(), from).await;
+        let (mut registry, mut text) = (Registry::default(), String::new());
+        metrics.register(&mut registry);
+        encode(&mut text, &registry).unwrap();
+        assert_eq!(shared.access.counters.tunnels_opened.get(), 1);
+        assert!(!text.contains("edge_refusals_total{"), "{text}");
+        eventually(|| relay.open() == 0).await;
+        running.abort();
     }
 }

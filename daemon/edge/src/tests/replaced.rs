@@ -10,6 +10,7 @@ use std::{
 use config::{
     Config,
     forward::{Forward, TunnelMode},
+    hop::Hop,
     path::PathSettings,
     policy::Policy,
     serve::Serve,
@@ -148,6 +149,42 @@ async fn a_forward_begins_anew_when_a_file_that_it_names_says_something_else() {
 }
 
 #[tokio::test]
+async fn a_token_that_cannot_be_read_refuses_a_reload_and_no_start() {
+    let relay = TestRelay::start(Does::Echo, true);
+    let (mut edge, classes) = role();
+    let file = std::env::temp_dir().join(format!("paced-edge-late-token-{}", std::process::id()));
+    let forward = [forward_on(&relay, [127, 0, 0, 1], TunnelMode::Datagram, Some(file.clone()))];
+    edge.serve(edge.prepare(&wanting(&forward)).unwrap(), &classes);
+    assert!(matches!(edge.prepare(&wanting(&forward)).unwrap().places[..], [Place::Same(0)]), "it may come later");
+    std::fs::write(&file, "first").unwrap();
+    edge.serve(edge.prepare(&wanting(&forward)).unwrap(), &classes);
+    let application = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    echoes(&edge, &forward[0], &application).await;
+
+    let refusal = |edge: &Edge, config: &Config| format!("{:#}", edge.prepare(config).map(drop).unwrap_err());
+    for contents in [None, Some(""), Some("\n"), Some("two words")] {
+        match contents {
+            None => std::fs::remove_file(&file).unwrap(),
+            Some(contents) => std::fs::write(&file, contents).unwrap(),
+        }
+        let said = refusal(&edge, &wanting(&forward));
+        assert!(said.contains(&format!("failed to read the token from {}", file.display())), "{contents:?}: {said}");
+    }
+    std::fs::write(&file, "first").unwrap();
+    assert!(matches!(edge.prepare(&wanting(&forward)).unwrap().places[..], [Place::Same(0)]), "it is as it was");
+    echoes(&edge, &forward[0], &application).await;
+    assert_eq!(relay.seen.connections.load(Relaxed), 1, "nothing has changed meanwhile");
+
+    let elsewhere = forward_on(&relay, [127, 0, 0, 1], TunnelMode::Datagram, Some("/nowhere/token".into()));
+    assert!(refusal(&edge, &wanting(std::slice::from_ref(&elsewhere))).contains("/nowhere/token"));
+    let mut behind = forward[0].clone();
+    behind.uplink.via = Some("first".to_owned());
+    let hops = vec![Hop { name: "first".to_owned(), uplink: elsewhere.uplink }];
+    assert!(refusal(&edge, &Config { hops, ..wanting(&[behind]) }).contains("/nowhere/token"), "that of a hop");
+    std::fs::remove_file(file).unwrap();
+}
+
+#[tokio::test]
 async fn connections_and_tunnels_stay_when_a_path_only_gets_other_terms() {
     let relay = TestRelay::start(Does::Echo, true);
     let (mut edge, classes) = role();
@@ -182,6 +219,32 @@ async fn connections_and_tunnels_stay_when_a_path_only_gets_other_terms() {
     edge.serve(edge.prepare(&over(9, Some(8), 2)).unwrap(), &classes);
     echoes(&edge, &forward, &application).await;
     assert_eq!((seen(), edge.uplinks.len(), rate(&edge)), ((2, 2), 1, 8), "its packets leave from another address");
+}
+
+#[tokio::test]
+async fn connections_to_a_hop_say_by_which_exit_of_a_path_they_leave() {
+    let relay = TestRelay::start(Does::Echo, true);
+    let (mut edge, classes) = role();
+    let mut forward = forward_on(&relay, [127, 0, 0, 1], TunnelMode::Datagram, None);
+    let hops = vec![Hop { name: "first".to_owned(), uplink: forward.uplink.clone() }];
+    forward.uplink.via = Some("first".to_owned());
+    let paths = [1, 2].map(|host| PathSettings {
+        name: format!("path{host}"),
+        interface: None,
+        address: Some([127, 0, 0, host].into()),
+        relay: None,
+        via: None,
+        cost: Duration::ZERO,
+        rate: None,
+    });
+    let config = Config { hops, paths: paths.into(), ..wanting(&[forward]) };
+    edge.serve(edge.prepare(&config).unwrap(), &classes);
+    let found = edge.uplinks.iter().flat_map(|shared| shared.uplink.standpoints());
+    let mut shown: Vec<_> = found.map(|found| (found.via, found.path, found.exit)).collect();
+    shown.sort();
+    let expected = [("", "", 1), ("", "", 2), ("first", "path1", 1), ("first", "path2", 2)];
+    let expected = expected.map(|(via, path, host)| (via.to_owned(), path.to_owned(), format!("from 127.0.0.{host}")));
+    assert_eq!(shown, expected);
 }
 
 #[tokio::test]

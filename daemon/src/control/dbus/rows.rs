@@ -65,7 +65,8 @@ pub(super) fn revision_row(found: &Revision) -> RevisionRow {
 }
 
 pub(super) fn uplink_row(found: UplinkView) -> UplinkRow {
-    let UplinkView { relay, via, path, connections, connects, failures, failure } = found;
+    // Another column would change the type of the row.
+    let UplinkView { relay, via, path, exit: _, connections, connects, failures, failure } = found;
     (relay, connections.len() as u64, connects, failures, failure, path, via)
 }
 

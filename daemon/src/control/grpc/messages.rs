@@ -133,6 +133,7 @@ pub(super) fn connection(found: ConnectionView) -> v1::Connection {
         relay_address: found.relay_address,
         via: found.via,
         path: found.path_name,
+        exit: found.exit,
     }
 }
 
@@ -159,8 +160,8 @@ pub(super) fn path(found: PathReport) -> v1::Path {
 }
 
 pub(super) fn uplink(found: UplinkView) -> v1::Uplink {
-    let UplinkView { relay, via, path, connections, connects, failures, failure } = found;
-    v1::Uplink { relay, via, path, connections, connects, failures, failure }
+    let UplinkView { relay, via, path, exit, connections, connects, failures, failure } = found;
+    v1::Uplink { relay, via, path, exit, connections, connects, failures, failure }
 }
 
 pub(super) fn entrance(found: &edge::roster::LocalEntrance) -> v1::Entrance {

@@ -7,7 +7,7 @@ use std::{
 
 use masque::template::Template;
 use quic::{datagrams::Schedules, endpoint::Transport};
-use relay_client::{access::Access, backoff::SHORT, exit::Exit};
+use relay_client::{access::Access, backoff::SHORT, error::TokenError, exit::Exit};
 use test_relay::{Does, PATIENCE, TestRelay};
 
 use super::{silence::GIVEN_UP, *};
@@ -449,4 +449,23 @@ async fn a_relay_whose_name_was_never_resolved_is_tried_whenever_the_network_get
         work.moved(&host);
         fail(&mut work);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_that_ends_before_the_next_attempt_to_connect_is_in_vain_if_only_that_can_help() {
+    let (relay, hour) = (TestRelay::start(Does::Echo, true), Duration::from_secs(3_600));
+    let uplink = Uplink::new(vec![relay.endpoint()], None, (hour, hour), UplinkResources::default());
+    let mut work = Work::new(&uplink);
+    let no_token = || ConnectError::Token { from: "nowhere".into(), cause: TokenError::Malformed };
+    let is_vain = |wait| uplink.unreached_for(wait).is_some();
+    assert!(matches!(work.next(), Step::Connect(_)) && !is_vain(ANSWER_TIMEOUT), "nothing is known");
+    work.attempted((0, 0), Err(no_token()));
+    assert!(matches!(work.next(), Step::Wait(_)) && is_vain(ANSWER_TIMEOUT) && !is_vain(hour));
+
+    tokio::time::advance(hour).await;
+    assert!(!is_vain(ANSWER_TIMEOUT), "it is due");
+    assert!(matches!(work.next(), Step::Connect(_)) && !is_vain(ANSWER_TIMEOUT));
+    assert!(matches!(work.next(), Step::Wait(_)) && !is_vain(ANSWER_TIMEOUT), "an attempt is in progress");
+    work.attempted((0, 0), Err(ConnectError::NoAnswer(relay.address)));
+    assert!(matches!(work.next(), Step::Wait(_)) && !is_vain(ANSWER_TIMEOUT), "it may come within reach earlier");
 }
