@@ -153,10 +153,14 @@ impl Door {
         })?)
     }
 
+    /// Returns whether the daemon may be on another machine.
+    pub(crate) fn is_remote(&self) -> bool {
+        self.socket.is_none() && self.remote.remote.is_some()
+    }
+
     /// Refuses commands that must run on the daemon's machine.
     pub(crate) fn ensure_local(&self) -> Result<()> {
-        let is_local = self.socket.is_some() || self.remote.remote.is_none();
-        ensure!(is_local, "this command inspects the daemon's machine: run it there, without --remote");
+        ensure!(!self.is_remote(), "this command inspects the daemon's machine: run it there, without --remote");
         Ok(())
     }
 }
@@ -242,26 +246,34 @@ fn connect_error<'a>(cause: &'a (dyn std::error::Error + 'static)) -> Option<&'a
 }
 
 /// Returns what broke the connection, if a call failed because of that.
-fn broken(error: &anyhow::Error) -> Option<&dyn std::error::Error> {
+fn broken(error: &anyhow::Error) -> Option<&(dyn std::error::Error + 'static)> {
     let status: &dyn std::error::Error = error.downcast_ref::<Status>()?;
     status.source().filter(|source| source.is::<tonic::transport::Error>())
 }
 
-/// Returns the message for people about a failure. It may contain the words of another machine, without characters that a
-/// terminal would obey.
-pub(crate) fn message(error: &anyhow::Error) -> String {
-    printable(&raw_message(error))
+/// Returns whether a connection broke because its peer answered no ping in time.
+fn is_silence(broken: &(dyn std::error::Error + 'static)) -> bool {
+    let mut causes = std::iter::successors(Some(broken), |error| error.source());
+    causes.any(|error| error.downcast_ref().is_some_and(hyper::Error::is_timeout))
 }
 
-fn raw_message(error: &anyhow::Error) -> String {
+/// Returns the message for people about a failure, of a daemon on another machine if it `is_remote`. It may contain the words of that
+/// machine, without characters that a terminal would obey.
+pub(crate) fn message(error: &anyhow::Error, is_remote: bool) -> String {
+    printable(&raw_message(error, is_remote))
+}
+
+fn raw_message(error: &anyhow::Error, is_remote: bool) -> String {
     if let Some(broken) = broken(error) {
-        // A client learns the server's verdict on its certificate only once it has begun to send (RFC 8446 §4.4.2.4,
-        // §2).
-        let cause = cause(broken);
-        return format!(
-            "the daemon does not answer any more: {cause}; it ended, or, with --remote, it does not know the authority that \
-             signed this certificate"
-        );
+        let why = match (is_silence(broken), is_remote) {
+            (true, false) => "it hangs or is stopped: `systemctl status paced` shows its processes and its log",
+            (true, true) => "it hangs or is stopped, or nothing gets through to its machine",
+            (false, false) => "it ended",
+            // A client learns the server's verdict on its certificate only once it has begun to send (RFC 8446 §4.4.2.4,
+            // §2).
+            (false, true) => "it ended, or does not know the authority that signed this certificate",
+        };
+        return format!("the daemon does not answer any more: {}; {why}", cause(broken));
     }
     match error.downcast_ref::<Status>() {
         // tonic gives no reason.
@@ -300,10 +312,22 @@ pub(crate) async fn first_pages<T>(
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use api::v1::GetStatusRequest;
     use masque::request::TunnelRefused;
     use relay_client::credentials::CredentialsRefused;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tonic::transport::Endpoint;
 
     use super::*;
+
+    impl Door {
+        /// Returns the door of a daemon on this machine.
+        pub(crate) fn of(socket: OsString) -> Self {
+            Self { socket: Some(socket), remote: RemoteOptions::default() }
+        }
+    }
 
     #[test]
     fn a_folder_that_does_not_let_this_user_look_may_hold_the_installed_socket() {
@@ -318,10 +342,7 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("pacectl-door-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let socket = folder.join("control.sock");
-        let said = async |path: &Path| {
-            let door = Door { socket: Some(path.into()), remote: RemoteOptions::default() };
-            door.open().await.err().unwrap().to_string()
-        };
+        let said = async |path: &Path| Door::of(path.into()).open().await.err().unwrap().to_string();
         assert!(said(&socket).await.contains("is paced running? Start it"));
         drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
         assert!(said(&socket).await.contains("is paced running? Start it"), "its daemon was killed");
@@ -365,17 +386,49 @@ mod tests {
             anyhow::anyhow!("the answer broke off: {words}"),
         ];
         for error in errors {
-            let message = message(&error);
+            let message = message(&error, true);
             assert!(message.ends_with("no\u{fffd}[2J\nmodel"), "{message:?}");
         }
     }
 
     #[test]
     fn a_failure_without_words_is_told_by_its_code_and_an_older_daemon_by_the_remedy() {
-        let said = |code| message(&Status::new(code, "").into());
+        let said = |code| message(&Status::new(code, "").into(), false);
         assert_eq!(said(Code::Internal), "the daemon gave no reason: Internal error");
         let older = said(Code::Unimplemented);
         assert!(older.contains("older than this pacectl") && older.contains("restart paced"), "{older}");
+    }
+
+    /// What is said of a call to a daemon that accepts a connection, and then ends or is silent.
+    async fn said_of_a_daemon(that_ends: bool) -> [String; 2] {
+        let path = std::env::temp_dir().join(format!("pacectl-{that_ends}-{}.sock", std::process::id()));
+        let listener = tokio::net::UnixListener::bind(&path).unwrap();
+        let daemon = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            // A frame of HTTP/2 with no settings (RFC 9113 §6.5).
+            stream.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await.unwrap();
+            let mut read = Vec::new();
+            _ = if that_ends { stream.read_buf(&mut read).await } else { stream.read_to_end(&mut read).await };
+        });
+        // As `api::connect` does, but within milliseconds.
+        let endpoint = Endpoint::from_shared(format!("unix:{}", path.display())).unwrap();
+        let endpoint = endpoint.http2_keep_alive_interval(Duration::from_millis(1));
+        let channel = endpoint.keep_alive_timeout(Duration::from_millis(1)).connect().await.unwrap();
+        let mut client = ControlClient::new(channel);
+        let failed = anyhow::Error::new(client.get_status(GetStatusRequest {}).await.unwrap_err());
+        daemon.abort();
+        std::fs::remove_file(path).unwrap();
+        assert_eq!(exit_code(&failed), 5, "{failed:?}");
+        [false, true].map(|is_remote| message(&failed, is_remote))
+    }
+
+    #[tokio::test]
+    async fn a_daemon_that_is_silent_is_not_said_to_have_ended_and_certificates_concern_only_another_machine() {
+        let [here, there] = said_of_a_daemon(false).await;
+        assert!(here.contains("timed out") && here.contains("systemctl status paced"), "{here}");
+        assert!([&here, &there].iter().all(|said| said.contains("hangs") && !said.contains("certificate")), "{there}");
+        let [here, there] = said_of_a_daemon(true).await;
+        assert!(here.ends_with("; it ended") && there.ends_with("that signed this certificate"), "{here}\n{there}");
     }
 
     #[test]

@@ -19,6 +19,7 @@ use super::{
     door::Door,
     perf::{self, Folder, Recording, SWITCH, script::Event},
     table::show,
+    trace::{ensure_writable, unwritable},
 };
 
 /// Samples of the CPU per second: out of step with events that recur every 10 ms.
@@ -71,6 +72,9 @@ pub(crate) async fn run(door: &Door, arguments: &Arguments, as_json: bool) -> Re
 
 /// Records and draws. The folder of the recordings is gone when this returns, because a closed output then ends the process at once.
 async fn record(door: &Door, arguments: &Arguments) -> Result<Drawn> {
+    let [on_cpu_file, off_cpu_file] = ["on-cpu.svg", "off-cpu.svg"].map(|name| arguments.output.join(name));
+    ensure_writable(&on_cpu_file)?;
+    ensure_writable(&off_cpu_file)?;
     let pid = match arguments.pid {
         Some(pid) => pid,
         None => {
@@ -108,19 +112,13 @@ async fn record(door: &Door, arguments: &Arguments) -> Result<Drawn> {
             left_out.push("names of the kernel's functions: kernel.kptr_restrict hides them".into());
         }
         note_lost(lost, "on-cpu.svg", &mut left_out);
-        pictures.extend(stacks.draw(
-            "Time on the CPU",
-            "samples",
-            &arguments.output.join("on-cpu.svg"),
-            &mut left_out,
-        )?);
+        pictures.extend(stacks.draw("Time on the CPU", "samples", &on_cpu_file, &mut left_out)?);
     }
     if let Some(recording) = off_cpu {
         let mut waits = Waits::of(&threads);
         let lost = recording.stop(&mut left_out).read(true, |event| waits.note(event))?;
         note_lost(lost, "off-cpu.svg", &mut left_out);
-        let (title, file) = ("Time without a CPU", arguments.output.join("off-cpu.svg"));
-        pictures.extend(waits.stacks.draw(title, "µs", &file, &mut left_out)?);
+        pictures.extend(waits.stacks.draw("Time without a CPU", "µs", &off_cpu_file, &mut left_out)?);
     }
     Ok(Drawn { pictures, left_out })
 }
@@ -175,7 +173,7 @@ impl Stacks {
         title.clone_into(&mut options.title);
         unit.clone_into(&mut options.count_name);
         let lines: Vec<_> = self.0.iter().map(|(stack, amount)| format!("{stack} {amount}")).collect();
-        let picture = fs::File::create(file).with_context(|| format!("failed to write {}", file.display()))?;
+        let picture = fs::File::create(file).with_context(|| unwritable(file))?;
         let mut picture = BufWriter::new(picture);
         from_lines(&mut options, lines.iter().map(String::as_str), &mut picture)?;
         picture.flush()?;
@@ -225,6 +223,17 @@ mod tests {
 
     fn switch<'a>(time_us: u64, text: &'a str, stack: &'a [String]) -> Event<'a> {
         Event { command: "paced", thread: 7, cpu: 0, time_ns: time_us * 1_000, name: SWITCH, text, stack }
+    }
+
+    #[tokio::test]
+    async fn a_folder_that_cannot_be_written_is_refused_before_the_recording() {
+        let door = Door::of("/dev/null/control.sock".into());
+        let arguments = Arguments { pid: Some(std::process::id()), seconds: 1, output: "/dev/null".into() };
+        let refused = record(&door, &arguments).await.err().unwrap();
+        assert!(
+            format!("{refused:#}").starts_with("failed to write /dev/null/on-cpu.svg; name another"),
+            "{refused:#}"
+        );
     }
 
     #[test]

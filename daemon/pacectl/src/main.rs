@@ -146,10 +146,11 @@ async fn main() -> ExitCode {
         Arguments::command().error(ErrorKind::MissingRequiredArgument, message).exit();
     }
     start_log(if matches!(arguments.command, Command::Forward(_)) { LevelFilter::INFO } else { LevelFilter::ERROR });
+    let is_remote = arguments.door.is_remote();
     match run(arguments).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("pacectl: {}", door::message(&error));
+            eprintln!("pacectl: {}", door::message(&error, is_remote));
             ExitCode::from(door::exit_code(&error))
         }
     }
@@ -196,11 +197,18 @@ async fn run(Arguments { door, json, command }: Arguments) -> Result<()> {
         Command::Ask(arguments) => ask::run(&arguments, json).await,
         Command::Route(command) => route::run(&command, json),
         Command::Completions { shell } => {
-            clap_complete::generate(shell, &mut Arguments::command(), "pacectl", &mut api::print::Out);
+            api::print::text(completions(shell));
             Ok(())
         }
         Command::Man { folder } => man(&folder),
     }
+}
+
+/// Returns the completion script for a shell. It is made in memory, because the generator panics if a write fails.
+fn completions(shell: Shell) -> Vec<u8> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Arguments::command(), "pacectl", &mut script);
+    script
 }
 
 /// Writes a manual page for `pacectl` and one for each of its commands.
@@ -244,6 +252,12 @@ mod tests {
         }
         assert_eq!(settled("pacectl policy --socket a.sock get"), Ok(None));
         assert!(settled("pacectl --remote a.example:9443 status --socket a.sock").is_err());
+    }
+
+    #[test]
+    fn a_completion_script_is_whole_before_it_is_printed() {
+        let script = String::from_utf8(completions(Shell::Bash)).unwrap();
+        assert!(script.contains("--remote-ca") && script.trim_end().ends_with("fi"), "{script}");
     }
 
     #[test]

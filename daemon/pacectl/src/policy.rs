@@ -77,16 +77,13 @@ pub(crate) async fn run(client: &mut ControlClient, command: Command, as_json: b
         }
         Command::List => {
             let answer = client.list_revisions(v1::ListRevisionsRequest {}).await?.into_inner();
-            if as_json {
-                return show(as_json, answer, |_| {});
-            }
-            let status = client.get_status(v1::GetStatusRequest {}).await?.into_inner();
-            let row = |of: v1::Revision| {
-                let state = if of.number == status.revision { state(status.confirm_by) } else { String::new() };
-                [of.number.to_string(), state, format!("{} ago", age(of.since.as_ref())), of.author, of.origin]
-            };
-            table(["revision", "state", "set", "by", "from"], answer.revisions.into_iter().map(row));
-            Ok(())
+            show(as_json, answer, |v1::ListRevisionsResponse { revisions, revision: in_force }| {
+                let row = |of: v1::Revision| {
+                    let state = if of.number == in_force { state(of.confirm_by) } else { String::new() };
+                    [of.number.to_string(), state, format!("{} ago", age(of.since.as_ref())), of.author, of.origin]
+                };
+                table(["revision", "state", "set", "by", "from"], revisions.into_iter().map(row));
+            })
         }
         Command::Set(Set { file, expect, confirm_within, save }) => {
             let confirm_within = confirm_within.map(|seconds| Duration::from_secs(seconds).try_into()).transpose()?;

@@ -3,7 +3,7 @@
 use std::{
     fs,
     io::{self, Write},
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
@@ -64,12 +64,10 @@ struct Trace {
 }
 
 pub(crate) async fn run(door: &Door, arguments: &Arguments, as_json: bool) -> Result<()> {
+    arguments.output.as_deref().map_or(Ok(()), ensure_writable)?;
     let trace = record(door, Duration::from_secs(arguments.seconds)).await?;
     let mut output: Box<dyn Write> = match &arguments.output {
-        Some(file) => {
-            let file = fs::File::create(file).with_context(|| format!("failed to write {}", file.display()))?;
-            Box::new(io::BufWriter::new(file))
-        }
+        Some(file) => Box::new(io::BufWriter::new(fs::File::create(file).with_context(|| unwritable(file))?)),
         None => Box::new(print::Out),
     };
     if as_json {
@@ -79,6 +77,24 @@ pub(crate) async fn run(door: &Door, arguments: &Arguments, as_json: bool) -> Re
         people(&mut output, &trace)?;
     }
     Ok(output.flush()?)
+}
+
+/// Checks that a recording can be written to `file`, which stays as it is.
+pub(crate) fn ensure_writable(file: &Path) -> Result<()> {
+    let mut options = fs::OpenOptions::new();
+    options.write(true);
+    let tried = match fs::metadata(file) {
+        // To open a pipe would wait for its reader.
+        Ok(found) if !found.is_file() && !found.is_dir() => Ok(()),
+        Ok(_) => options.open(file).map(drop),
+        Err(_) => options.create_new(true).open(file).and_then(|_| fs::remove_file(file)),
+    };
+    tried.with_context(|| unwritable(file))
+}
+
+/// Returns the message for a file that cannot be written.
+pub(crate) fn unwritable(file: &Path) -> String {
+    format!("failed to write {}; name another place with --output", file.display())
 }
 
 /// Records for `span`. The folder of the recording is gone when this returns, because a closed output then ends the process at once.
@@ -235,7 +251,34 @@ fn percentile(values: &[i64], percent: usize) -> Option<i64> {
 
 #[cfg(test)]
 mod tests {
+    use clap::FromArgMatches as _;
+
     use super::*;
+
+    #[tokio::test]
+    async fn a_file_that_cannot_be_written_is_refused_before_the_recording() {
+        let matches = Arguments::augment_args(clap::Command::new("trace")).get_matches_from(["trace"]);
+        let mut arguments = Arguments::from_arg_matches(&matches).unwrap();
+        arguments.output = Some("/dev/null/trace".into());
+        let refused = run(&Door::of("/dev/null/control.sock".into()), &arguments, false).await.unwrap_err();
+        assert!(
+            format!("{refused:#}").starts_with("failed to write /dev/null/trace; name another place"),
+            "{refused:#}"
+        );
+    }
+
+    #[test]
+    fn a_file_stays_as_it_is_when_it_is_checked() {
+        let folder = std::env::temp_dir().join(format!("pacectl-trace-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let [absent, present] = ["absent", "present"].map(|name| folder.join(name));
+        fs::write(&present, "earlier").unwrap();
+        assert!([&absent, &present].into_iter().all(|file| ensure_writable(file).is_ok()));
+        assert!(ensure_writable(&folder).is_err(), "a folder is no file");
+        assert!(ensure_writable(Path::new("/dev/null")).is_ok());
+        assert_eq!((absent.exists(), fs::read_to_string(present).unwrap()), (false, "earlier".to_owned()));
+        fs::remove_dir_all(folder).unwrap();
+    }
 
     #[test]
     fn percentiles_are_values_that_occurred() {

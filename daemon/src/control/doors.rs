@@ -3,7 +3,7 @@
 use std::{
     io,
     net::SocketAddr,
-    os::unix::net::UnixListener,
+    os::unix::{fs::MetadataExt as _, net::UnixListener},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -13,6 +13,7 @@ use config::{
     control::{Bus, ControlSettings as Settings, TcpDoor},
     targets::Protocol,
 };
+use quic::tls;
 use role::{accept::Acceptor, bind_error::BindError};
 use rustls::ServerConfig;
 use tokio::{
@@ -38,7 +39,7 @@ pub struct Doors {
     given: Option<UnixListener>,
     /// Turns away callers of that socket while its door is shut.
     turning_away: Option<AbortHandle>,
-    unix: Option<(PathBuf, OpenDoor)>,
+    unix: Option<UnixDoor>,
     tcp: Option<(SocketAddr, OpenDoor)>,
     bus: Option<(Bus, AbortHandle)>,
     writers: Writers,
@@ -58,6 +59,48 @@ struct OpenDoor {
 impl Drop for OpenDoor {
     fn drop(&mut self) {
         self.task.abort();
+    }
+}
+
+/// The door on the Unix socket at `path`.
+struct UnixDoor {
+    path: PathBuf,
+    /// `None` if the service manager has opened the socket: its file is not ours.
+    file: Option<SocketFile>,
+    _door: OpenDoor,
+}
+
+impl UnixDoor {
+    /// Returns whether callers who look at `path` find this door.
+    fn is_at(&self, path: &Path) -> bool {
+        self.path == path && self.file.as_ref().is_none_or(SocketFile::is_there)
+    }
+}
+
+/// The file of a Unix socket that paced has made.
+struct SocketFile {
+    path: PathBuf,
+    /// Its device and inode, which no other file gets while the socket is open.
+    id: Option<(u64, u64)>,
+}
+
+impl SocketFile {
+    /// Returns the file that was just made at `path`.
+    fn made(path: &Path) -> Self {
+        Self { path: path.to_owned(), id: Self::id(path) }
+    }
+
+    fn id(path: &Path) -> Option<(u64, u64)> {
+        std::fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
+    }
+
+    /// Returns whether nothing has deleted or replaced it.
+    fn is_there(&self) -> bool {
+        self.id.is_some() && self.id == Self::id(&self.path)
+    }
+
+    fn remove(&self) {
+        _ = self.is_there().then(|| std::fs::remove_file(&self.path));
     }
 }
 
@@ -81,7 +124,7 @@ impl Shown {
     fn read(tcp: &TcpDoor, in_force: &[Certificate]) -> Result<Self> {
         let files = std::iter::once(&tcp.client_ca).chain(&tcp.client_crl);
         // Before the identity, so that a change in between shows at the next reload.
-        let admitting = files.map(|file| std::fs::read(file).unwrap_or_default()).collect();
+        let admitting = files.map(|file| tls::read_configured(file).unwrap_or_default()).collect();
         Ok(Self { identity: control_identity(tcp, in_force)?, admitting })
     }
 }
@@ -89,30 +132,28 @@ impl Shown {
 /// A Unix socket that is not served yet; dropping it removes its file if paced has made it.
 struct Bound {
     socket: Option<Socket>,
-    own_file: Option<PathBuf>,
+    file: Option<SocketFile>,
 }
 
 impl Bound {
     fn new(path: &Path) -> Result<Self> {
-        Ok(Self { socket: Some(grpc::bind(path)?), own_file: Some(path.to_owned()) })
+        Ok(Self { socket: Some(grpc::bind(path)?), file: Some(SocketFile::made(path)) })
     }
 
     /// Returns the socket that the service manager has opened.
     fn given(given: &UnixListener) -> Result<Self> {
         let socket = given.try_clone().and_then(Socket::from_std);
-        Ok(Self { socket: Some(socket.context("failed to use the control socket of paced.socket")?), own_file: None })
+        Ok(Self { socket: Some(socket.context("failed to use the control socket of paced.socket")?), file: None })
     }
 
-    fn take(mut self) -> Option<Socket> {
-        self.socket.take()
+    fn take(mut self) -> Option<(Socket, Option<SocketFile>)> {
+        Some((self.socket.take()?, self.file.take()))
     }
 }
 
 impl Drop for Bound {
     fn drop(&mut self) {
-        if let (Some(_), Some(file)) = (&self.socket, &self.own_file) {
-            _ = std::fs::remove_file(file);
-        }
+        self.file.iter().for_each(SocketFile::remove);
     }
 }
 
@@ -167,7 +208,7 @@ impl Doors {
         let shown = settings.tcp.as_ref().map(|tcp| Shown::read(tcp, in_force)).transpose()?;
         let _within = self.runtime.enter();
         let unix = match &settings.socket {
-            Some(path) if self.unix.as_ref().is_none_or(|(known, _)| known != path) => {
+            Some(path) if self.unix.as_ref().is_none_or(|door| !door.is_at(path)) => {
                 let is_known = before.socket.as_ref() == Some(path);
                 ensure!(
                     is_known || self.given.as_ref().is_none_or(|given| elsewhere(given, path).is_none()),
@@ -193,9 +234,8 @@ impl Doors {
     pub fn open(&mut self, PreparedDoors { settings, unix, tcp, shown }: PreparedDoors) {
         self.writers.replace(&settings.writers);
         self.bearers.replace(settings.tcp.as_ref().map_or(&[][..], |tcp| &tcp.writers));
-        if let Some((path, _)) = self.unix.take_if(|(path, _)| settings.socket.as_ref() != Some(&*path)) {
-            // A given socket belongs to the service manager.
-            _ = self.given.is_none().then(|| std::fs::remove_file(path));
+        if let Some(door) = self.unix.take_if(|door| settings.socket.as_ref() != Some(&door.path)) {
+            door.file.iter().for_each(SocketFile::remove);
         }
         drop(self.tcp.take_if(|(at, _)| settings.tcp.as_ref().is_none_or(|tcp| tcp.address != *at)));
         if let Some((_, keeper)) = self.bus.take_if(|(bus, _)| settings.bus.as_ref() != Some(&*bus)) {
@@ -211,9 +251,13 @@ impl Doors {
                 door.end.send_replace(());
             }
         }
-        if let (Some(socket), Some(path)) = (unix.and_then(Bound::take), settings.socket) {
+        if let (Some((socket, file)), Some(path)) = (unix.and_then(Bound::take), settings.socket) {
+            if self.unix.is_some() {
+                tracing::warn!("{} was deleted or replaced, and has been made again", path.display());
+            }
             let writers = self.writers.clone();
-            self.unix = Some((path, self.serve(|stay| ControlListener::Unix { socket, writers, stay })));
+            let door = self.serve(|stay| ControlListener::Unix { socket, writers, stay });
+            self.unix = Some(UnixDoor { path, file, _door: door });
         }
         self.turn_away();
         if let (Some(socket), Some(tcp), Some(certificates)) = (tcp, &settings.tcp, self.certificates.clone()) {
@@ -241,7 +285,7 @@ impl Doors {
                 drop(within);
                 let log =
                     |error: &anyhow::Error| tracing::warn!("callers of the control socket get no answer: {error:#}");
-                let Ok(Some(socket)) = socket.inspect_err(log) else { return };
+                let Ok(Some((socket, _))) = socket.inspect_err(log) else { return };
                 let counters = self.control.parts().doors.clone();
                 let turning_away = self.runtime.spawn(async move {
                     let mut acceptor = Acceptor::new("control socket", &counters);
@@ -340,6 +384,34 @@ mod tests {
         }
         let refusal = doors.prepare(&open, &moved, &[]).err().unwrap().to_string();
         assert!(refusal.starts_with("paced.socket has opened the control socket"), "{refusal}");
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_reload_makes_the_socket_again_if_its_file_was_deleted_or_replaced() {
+        let folder = std::env::temp_dir().join(format!("paced-deleted-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let at = folder.join("control.sock");
+        let settings = Config::from_toml(&format!("[control]\nsocket = \"{}\"\n", at.display())).unwrap().control;
+        let (control, _wishes) = control("");
+        let mut doors = Doors::new(control, Handle::current());
+        doors.start(&settings, None).unwrap();
+        let reload = |doors: &mut Doors| {
+            let prepared = doors.prepare(&settings, &settings, &[]).unwrap();
+            let is_made = prepared.unix.is_some();
+            doors.open(prepared);
+            is_made
+        };
+        assert!(!reload(&mut doors) && is_open(&at).await, "nothing has happened to the file");
+        std::fs::remove_file(&at).unwrap();
+        assert!(!is_open(&at).await);
+        assert!(reload(&mut doors) && is_open(&at).await);
+        std::fs::remove_file(&at).unwrap();
+        let other = UnixListener::bind(&at).unwrap();
+        assert!(!reload(&mut doors) && at.exists(), "another process serves there, and keeps its file");
+        drop(other);
+        assert!(reload(&mut doors) && is_open(&at).await);
+        assert!(!reload(&mut doors));
         std::fs::remove_dir_all(folder).unwrap();
     }
 

@@ -38,6 +38,20 @@ pub enum ErrorKind {
     Failed,
 }
 
+/// The recordings because of which another one cannot begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OtherRecordings {
+    /// Another caller records departures.
+    #[error("another caller records departures")]
+    Departures,
+    /// Another caller records the connection with this ID.
+    #[error("another caller records connection {0}")]
+    SameConnection(u64),
+    /// So many other connections are recorded.
+    #[error("{0} other connections are recorded already")]
+    Connections(usize),
+}
+
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -75,9 +89,9 @@ pub enum Error {
         /// The limit.
         most: usize,
     },
-    /// Another caller records departures, or events of the connection.
-    #[error("the recording limit is reached; try again in a minute")]
-    Recorded,
+    /// Others record what the caller would record, or as much as may be recorded at once.
+    #[error("the recording limit is reached: {0}; try again when a recording has ended, within a minute at most")]
+    Recorded(OtherRecordings),
     /// A tunnel of the edge cannot be given its own class.
     #[error(
         "tunnel {tunnel} belongs to the edge and has the class of its [[forward]] or [[proxy]]: change `class` there"
@@ -109,7 +123,7 @@ impl Error {
             Self::NotMoved(_) => ErrorKind::NotNow,
             Self::Busy | Self::Watches { .. } => ErrorKind::Busy,
             Self::Ending => ErrorKind::Ending,
-            Self::Recorded | Self::OfEdge { .. } | Self::NoEdge => ErrorKind::NotNow,
+            Self::Recorded(_) | Self::OfEdge { .. } | Self::NoEdge => ErrorKind::NotNow,
             Self::Policy(PolicyRefusal::Stale { .. }) => ErrorKind::Stale,
             Self::Policy(
                 PolicyRefusal::Unconfirmed { .. }
@@ -130,7 +144,7 @@ impl Error {
             Self::Busy => "BUSY",
             Self::Watches { .. } => "TOO_MANY_WATCHES",
             Self::Ending => "ENDING",
-            Self::Recorded => "RECORDED",
+            Self::Recorded(_) => "RECORDED",
             Self::OfEdge { .. } => "OF_EDGE",
             Self::NoEdge => "NO_EDGE",
             Self::NotMoved(_) => "NOT_MOVED",

@@ -1,20 +1,30 @@
 //! Recordings of packets and connections, and the names for the numbers in their records.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use pacing::{
     class_key::ClassKey,
     io::recorder::Recording,
     qlog::{
-        Tap,
+        TRACES, Tap, Traces, Tracing,
         sequence::{Names, Sequence, VantagePoint},
     },
 };
 
-use super::{Caller, Control, Error, Filter, PAGE};
+use super::{Caller, Control, Error, Filter, PAGE, error::OtherRecordings};
 
 /// The longest time that a caller can record departures, or events of a connection.
 const LONGEST_RECORDING: Duration = Duration::from_secs(60);
+
+/// Begins to trace a connection for `span`, but at most a minute.
+fn begin(traces: &Arc<Traces>, (connection, tap): (u64, &Tap), span: Duration) -> Result<Tracing, Error> {
+    let tracing = traces.begin(tap, span.min(LONGEST_RECORDING));
+    tracing.ok_or_else(|| {
+        let is_traced = tap.log().is_some();
+        let others = OtherRecordings::Connections(TRACES);
+        Error::Recorded(if is_traced { OtherRecordings::SameConnection(connection) } else { others })
+    })
+}
 
 impl Control {
     /// Records departures of packets for `span`, but at most a minute.
@@ -23,7 +33,8 @@ impl Control {
     /// The caller may not write, or another caller is recording.
     pub fn record_departures(&self, caller: &Caller, span: Duration) -> Result<Recording, Error> {
         let author = caller.to_write()?;
-        let recording = self.parts.packets.recorder.record(span.min(LONGEST_RECORDING)).ok_or(Error::Recorded)?;
+        let recording = self.parts.packets.recorder.record(span.min(LONGEST_RECORDING));
+        let recording = recording.ok_or(Error::Recorded(OtherRecordings::Departures))?;
         tracing::info!(author, "recording departures");
         Ok(recording)
     }
@@ -37,7 +48,7 @@ impl Control {
         let found = self.tap(connection);
         let (tap, side, path) =
             found.ok_or_else(|| Error::Unknown { what: "connection", name: connection.to_string() })?;
-        let tracing = self.parts.packets.traces.begin(&tap, span.min(LONGEST_RECORDING)).ok_or(Error::Recorded)?;
+        let tracing = begin(&self.parts.packets.traces, (connection, &tap), span)?;
         tracing::info!(connection, author, "recording a connection");
         Ok(Sequence::new(tracing, (connection, &path), side))
     }
@@ -68,5 +79,28 @@ impl Control {
     pub fn class_names(&self) -> HashMap<ClassKey, String> {
         let policy = self.policies.current();
         policy.policy.classes.iter().map(|class| (ClassKey::of(&class.name), class.name.clone())).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_caller_who_cannot_record_a_connection_learns_whether_others_record_this_one_or_too_many() {
+        let (traces, taps) =
+            (Arc::<Traces>::default(), std::array::from_fn::<_, { TRACES + 1 }, _>(|_| Tap::default()));
+        let record = |connection: usize| begin(&traces, (connection as u64, &taps[connection]), LONGEST_RECORDING);
+        let refused = |connection| record(connection).err().unwrap().to_string();
+        let mut running = vec![record(0).unwrap()];
+        let again = "try again when a recording has ended, within a minute at most";
+        assert_eq!(refused(0), format!("the recording limit is reached: another caller records connection 0; {again}"));
+        running.extend((1..TRACES).map(|connection| record(connection).unwrap()));
+        let others =
+            format!("the recording limit is reached: {TRACES} other connections are recorded already; {again}");
+        assert_eq!(refused(TRACES), others);
+        assert_eq!(refused(0), format!("the recording limit is reached: another caller records connection 0; {again}"));
+        drop(running);
+        assert!(record(TRACES).is_ok());
     }
 }

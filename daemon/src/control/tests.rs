@@ -83,6 +83,20 @@ async fn a_trial_ends_soon_after_a_machine_wakes_that_was_suspended_at_its_end()
     keeper.abort();
 }
 
+#[tokio::test]
+async fn of_listed_revisions_the_one_in_force_has_the_end_of_its_trial() {
+    let (control, _wishes) = control("");
+    let trial = Submission { text: ONE.into(), confirm_within: Some(STEP), ..Submission::default() };
+    control.set_policy(&ROOT(), trial).await.unwrap();
+    let in_force = control.in_force();
+    let service = ControlService::new(Arc::new(control));
+    let request = tonic::Request::new(v1::ListRevisionsRequest {});
+    let v1::ListRevisionsResponse { revisions, revision } = service.list_revisions(request).await.unwrap().into_inner();
+    let listed: Vec<_> = revisions.into_iter().map(|found| (found.number, found.confirm_by)).collect();
+    assert_eq!((listed, revision), (vec![(1, None), (2, in_force.confirm_by().map(Into::into))], 2));
+    assert!(in_force.confirm_by().is_some());
+}
+
 #[test]
 fn a_reload_keeps_the_number_of_workers_that_the_start_found() {
     let relay = "[relay]\nlisten = [\"127.0.0.1:1\"]\nworkers = 4\ncertificate = \"/c\"\nprivate_key = \"/k\"\nauth = \"none\"\n\

@@ -88,7 +88,8 @@ fn every_query_of_the_dashboard_and_of_alerts_is_about_metrics_labels_and_values
     assert!(alerts.len() > 10, "{alerts:#?}");
 
     let (token, digest) = generate_token().unwrap();
-    let token_lines = format!("[[relay.token]]\nname = \"alice\"\nsha256 = \"{}\"\n", hex(&digest));
+    let token_lines =
+        format!("[[relay.token]]\nname = \"alice\"\nsha256 = \"{}\"\nmonthly_quota = \"1 GB\"\n", hex(&digest));
     // An edge has its own metrics, whether or not it reaches its relay.
     let forward = "[[forward]]\nlisten = \"127.0.0.1:5001\"\nrelay = \"https://127.0.0.1:4/{target_host}/{target_port}/\"\n\
                    target = \"127.0.0.1:7\"\n[[path]]\nname = \"only\"\ninterface = \"lo\"\n";

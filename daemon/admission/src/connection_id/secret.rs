@@ -18,8 +18,9 @@ impl Secret {
         let file = folder.join("secret");
         match fs::read(&file) {
             Ok(bytes) => {
-                let bytes = bytes.try_into().map_err(|_| anyhow!("{} does not hold 32 bytes", file.display()))?;
-                Ok(Self(bytes))
+                let unfit =
+                    || anyhow!("{} does not hold 32 bytes; delete it, and paced makes a new one", file.display());
+                bytes.try_into().map(Self).map_err(|_| unfit())
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 let secret = Self::ephemeral()?;
@@ -89,7 +90,8 @@ pub(super) mod tests {
         assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(Secret::keep_in(&folder.join("below")).unwrap().0, made.0);
         fs::write(&file, "short").unwrap();
-        assert!(Secret::keep_in(&folder.join("below")).is_err());
+        let refused = Secret::keep_in(&folder.join("below")).err().unwrap().to_string();
+        assert!(refused.ends_with("delete it, and paced makes a new one"), "{refused}");
         fs::remove_dir_all(folder).unwrap();
     }
 

@@ -53,8 +53,14 @@ impl v1::control_service_server::ControlService for ControlService {
     }
 
     async fn list_revisions(&self, _: Request<v1::ListRevisionsRequest>) -> Answer<v1::ListRevisionsResponse> {
-        let listed = |found: &Arc<Revision>| v1::Revision { text: String::new(), ..revision(found, None) };
-        answer(v1::ListRevisionsResponse { revisions: self.0.revisions().iter().map(listed).collect() })
+        let in_force = self.0.in_force();
+        let number = in_force.revision.number;
+        let listed = |found: &Arc<Revision>| {
+            let confirm_by = in_force.confirm_by().filter(|_| found.number == number);
+            v1::Revision { text: String::new(), ..revision(found, confirm_by) }
+        };
+        let revisions = in_force.revisions.iter().map(listed).collect();
+        answer(v1::ListRevisionsResponse { revisions, revision: number })
     }
 
     async fn set_policy(&self, request: Request<v1::SetPolicyRequest>) -> Answer<v1::SetPolicyResponse> {
