@@ -269,7 +269,7 @@ impl Edge {
         let endpoint = |access: Access| {
             // After the start, a token may come later; but a reload must not replace what works by what cannot.
             if let Some(token) = access.token.as_ref().filter(|_| self.has_begun) {
-                token.read()?;
+                token.check()?;
             }
             let (counters, schedules) = (self.resources.metrics.datagrams.clone(), self.schedules.get(schedule));
             Endpoint::new(access, self.transport.clone(), counters, schedules)

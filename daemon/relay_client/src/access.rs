@@ -1,6 +1,10 @@
 //! The relay of a client, and the credentials for it.
 
-use std::{env, io, path::PathBuf, sync::Arc};
+use std::{
+    env, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use config::uplink::{ClientFiles, TrustSource, UplinkSettings};
 use masque::template::Template;
@@ -96,13 +100,25 @@ impl TokenSource {
         })
     }
 
-    /// Reads the token.
+    /// Reads the token, and waits for its file: a shell may pass a pipe (`<(command)`).
     ///
     /// # Errors
     /// It cannot be read, or is not a valid token.
     pub fn read(&self) -> Result<Arc<str>, ConnectError> {
+        self.read_by(|path| std::fs::read_to_string(path))
+    }
+
+    /// Checks that there is a token, without waiting for a file that is not a regular one.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read), or its file is not a regular one.
+    pub fn check(&self) -> Result<(), ConnectError> {
+        self.read_by(tls::read_configured_text).map(drop)
+    }
+
+    fn read_by(&self, read: impl FnOnce(&Path) -> io::Result<String>) -> Result<Arc<str>, ConnectError> {
         let (from, text) = match self {
-            Self::File(path) => (path.display().to_string(), tls::read_configured_text(path).map_err(TokenError::from)),
+            Self::File(path) => (path.display().to_string(), read(path).map_err(TokenError::from)),
             Self::Environment(name) => (format!("${name}"), env::var(name).map_err(TokenError::from)),
         };
         let token = text.and_then(|text| match text.trim() {

@@ -3,8 +3,20 @@
 use tracing_subscriber::filter::{LevelFilter, ParseError, Targets};
 
 /// The crates that log, under the names in `tracing` directives.
-const CRATES: [&str; 11] =
-    ["edge", "enforcement", "paced", "pacing", "quic", "relay", "relay_client", "role", "serving", "state", "uplink"];
+const CRATES: [&str; 12] = [
+    "edge",
+    "enforcement",
+    "paced",
+    "pacing",
+    "quic",
+    "relay",
+    "relay_client",
+    "role",
+    "serving",
+    "state",
+    "systemd",
+    "uplink",
+];
 
 /// RUST_LOG has a value that cannot be read.
 #[derive(Debug, thiserror::Error)]

@@ -134,7 +134,7 @@ fn warnings(config: &Config) -> Vec<(Named, String)> {
     for (_, _, uplink) in config.all_uplinks() {
         let Some(file) = &uplink.token_file else { continue };
         if let Some(Err(error)) =
-            Access::of(uplink).into_iter().next().and_then(|access| access.token).map(|token| token.read())
+            Access::of(uplink).into_iter().next().and_then(|access| access.token).map(|token| token.check())
         {
             warnings.push((
                 ("token_file", file.clone()),

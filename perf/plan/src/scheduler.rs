@@ -1,5 +1,8 @@
 //! The schedulers that experiments compare.
 
+use std::collections::BTreeSet;
+
+use anyhow::{Result, ensure};
 use quic::dispatch::Binding;
 use sched::stream::{Discipline, Expiry, Low};
 use serde::{Deserialize, Serialize};
@@ -208,4 +211,16 @@ impl Scheduler {
             _ => None,
         }
     }
+}
+
+/// Checks that no name is there twice: rows of both would be about the same.
+///
+/// # Errors
+/// When one is; the error names it.
+pub fn named_once<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<()> {
+    let mut seen = BTreeSet::new();
+    names.into_iter().try_for_each(|name| {
+        ensure!(seen.insert(name), "{name} is named twice");
+        Ok(())
+    })
 }

@@ -8,6 +8,7 @@ use instruments::payload::PAYLOAD_BYTES;
 
 use super::{
     Arrivals, Class, Clock, Congestion, Network, Plan, Published, Reader, Scheduler, Topology, Tunnel, Workload,
+    named_once,
 };
 
 /// How many repetitions or seeds a run has at most. TOML ends at 2^63, so the seed of the last repetition does not overflow.
@@ -18,18 +19,6 @@ const MAX_BYTES: usize = 1_000_000_000;
 
 /// How many seconds a run lasts at most: a day.
 const MAX_LIMIT_S: u64 = 86_400;
-
-/// Checks that no name is there twice: rows of both would be about the same.
-///
-/// # Errors
-/// When one is; the error names it.
-pub fn named_once<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<()> {
-    let mut seen = BTreeSet::new();
-    names.into_iter().try_for_each(|name| {
-        ensure!(seen.insert(name), "{name} is named twice");
-        Ok(())
-    })
-}
 
 impl Plan {
     /// Checks that a run can compare these schedulers on a clock.

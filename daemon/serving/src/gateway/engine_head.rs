@@ -12,7 +12,7 @@ use hyper::{
 };
 use openai::is_about_credentials;
 
-use super::request::is_json;
+use crate::message::is_json;
 
 /// Returns why the answer is a failure of its engine, if it is one. `wants_events` says whether a stream of events was asked for: an engine
 /// may answer with JSON all the same, but a page of a proxy is no answer.

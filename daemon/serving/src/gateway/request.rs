@@ -31,6 +31,7 @@ use super::{
 use crate::{
     LOAD,
     live::LiveRequest,
+    message::is_json,
     routes::{AnswerTiming, Route, RouteQuery, Wanted},
 };
 
@@ -262,10 +263,4 @@ impl Gateway {
         let Some(alias) = self.settings.aliases.get(by.alias) else { return };
         self.metrics.decided(&alias.name, by, &model.name, choice);
     }
-}
-
-/// Whether a `content-type` is JSON, whatever its parameters.
-pub(super) fn is_json(kind: &[u8]) -> bool {
-    let kind = kind.split(|byte| *byte == b';').next().unwrap_or_default();
-    kind.trim_ascii().eq_ignore_ascii_case(b"application/json")
 }
