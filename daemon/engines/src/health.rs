@@ -5,7 +5,6 @@
 //! | takes no connections, and is checked | again when a check finds it ready, or it begins to answer a request that it has |
 //! | takes no connections, and is not checked | again after a while, by a client's request |
 //! | failed [`FAULTS`] requests in a row | again after a while, unless a check found it not ready |
-//! | was ejected for a while | few at once, until it has answered one |
 //! | did not begin answers without streaming in time, and answers its checks | all the time: the answers may just be long |
 //! | refuses requests | all the time: the requests may be at fault |
 //! | tells a check that it is not ready | again when a check finds it ready |
@@ -82,8 +81,6 @@ pub(crate) struct Health {
     /// How often in a row it was ejected, and the end of its ejection.
     ejections: u32,
     ejected_until_ns: u64,
-    /// How many answers it has begun since the last ejection.
-    begun: u32,
     trouble: Option<String>,
 }
 
@@ -140,17 +137,6 @@ impl Health {
         }
     }
 
-    /// Returns how many of `most` requests the engine may work on at once. Nobody knows whether an engine works after an ejection: until
-    /// it has answered a request completely, it gets one request, and two more for each answer that it begins. Otherwise it could fail
-    /// `most` requests again before the next ejection.
-    #[must_use]
-    pub fn most_at_once(&self, most: u32) -> u32 {
-        match self.ejections {
-            0 => most,
-            _ => most.min(self.begun.saturating_mul(2).saturating_add(1)),
-        }
-    }
-
     /// Returns its last problem, until it succeeds again.
     #[must_use]
     pub fn trouble(&self) -> Option<&str> {
@@ -166,7 +152,6 @@ impl Health {
     /// Notes that the engine has begun to answer a request: it is there, though it may still fail.
     pub const fn began(&mut self) {
         (self.is_down, self.is_proven, self.silences) = (false, true, 0);
-        self.begun = self.begun.saturating_add(1);
     }
 
     /// Notes that the engine answered a request completely.
@@ -194,7 +179,7 @@ impl Health {
         } else if fault == Fault::OutOfReach || (self.faults >= FAULTS && !is_last) {
             let (first, longest) = EJECTION_NS;
             let ejection_ns = first.saturating_mul(1 << self.ejections.min(10)).min(longest);
-            (self.ejections, self.begun) = (self.ejections.saturating_add(1), 0);
+            self.ejections = self.ejections.saturating_add(1);
             self.ejected_until_ns = now_ns.saturating_add(ejection_ns);
         }
     }
@@ -284,23 +269,6 @@ mod tests {
             }
             assert_eq!(health.verdict(ejection_s * S), EngineHealth::Ejected { for_ns: ejection_s * S });
         }
-    }
-
-    #[test]
-    fn after_an_ejection_an_engine_gets_more_requests_at_once_with_each_answer_that_it_begins() {
-        let mut health = Health::new(false);
-        health.began();
-        assert_eq!(health.most_at_once(8), 8, "it was never ejected");
-        health.failed(Fault::OutOfReach, "refused", false, 0);
-        let mut most = || {
-            health.began();
-            health.most_at_once(8)
-        };
-        assert_eq!([(); 5].map(|()| most()), [3, 5, 7, 8, 8]);
-        health.failed(Fault::OutOfReach, "refused", false, S);
-        assert_eq!((health.most_at_once(8), health.most_at_once(0)), (1, 0));
-        health.succeeded();
-        assert_eq!(health.most_at_once(8), 8, "it works");
     }
 
     #[test]

@@ -247,8 +247,7 @@ impl Engines {
         drop(unwanted);
     }
 
-    /// Notes that an engine has begun to answer a request. If that brings the engine back, or raises how many requests it gets after an
-    /// ejection, it gets waiting requests.
+    /// Notes that an engine has begun to answer a request. If that brings the engine back, it gets waiting requests.
     pub fn began(self: &Arc<Self>, replica: usize) {
         let mut state = self.state.lock();
         if let Some(replica) = state.replicas.get_mut(replica) {
@@ -257,7 +256,7 @@ impl Engines {
         self.give_places(state, (self.now_ns)());
     }
 
-    /// Notes that an engine answered a request completely. As above, it may get waiting requests.
+    /// Notes that an engine answered a request completely. If that brings the engine back, it gets waiting requests.
     pub fn succeeded(self: &Arc<Self>, replica: usize) {
         let mut state = self.state.lock();
         if let Some(replica) = state.replicas.get_mut(replica) {
@@ -393,11 +392,6 @@ impl EngineWork {
 impl Replica {
     const fn is_usable(&self, now_ns: u64) -> bool {
         self.health.is_usable(now_ns)
-    }
-
-    /// Whether it would start one more request at once.
-    fn has_room(&self, most_in_flight: u32, now_ns: u64) -> bool {
-        self.is_usable(now_ns) && self.work.in_flight() < self.health.most_at_once(most_in_flight)
     }
 
     /// Returns the requests of other clients: zero before the first report; `None` if the last report is too old.

@@ -20,8 +20,7 @@ impl State {
         loop {
             let (replica, affinity) = self.pick(wish, most_in_flight, tried, now_ns)?;
             // Another gateway, before or after a reload, may have taken the last place since then.
-            let found = &self.replicas[replica];
-            if found.work.begin(found.health.most_at_once(most_in_flight)) {
+            if self.replicas[replica].work.begin(most_in_flight) {
                 return Some((replica, affinity));
             }
         }
@@ -43,8 +42,8 @@ impl State {
         let known = sent_to.find(|engine| self.affinity.keeps_prompts(*engine, prefix.user));
         let most = self.load(&self.replicas[least], now_ns).saturating_add(affinity::slack(most_in_flight));
         let has_room = |at: &usize| {
-            !tried.contains(at)
-                && self.replicas.get(*at).is_some_and(|replica| replica.has_room(most_in_flight, now_ns))
+            let has_room = |replica: &Replica| replica.is_usable(now_ns) && replica.work.in_flight() < most_in_flight;
+            !tried.contains(at) && self.replicas.get(*at).is_some_and(has_room)
         };
         let is_good = |known: &usize| has_room(known) && self.load(&self.replicas[*known], now_ns) <= most;
         let best = preferred.filter(has_room);
@@ -61,11 +60,9 @@ impl State {
     /// Returns the engine with the fewest requests that has room and is not in `tried`. Requests of the engine's other clients count in
     /// this comparison but take no room, so no report keeps requests from an engine.
     pub(super) fn least_busy(&self, most_in_flight: u32, tried: &[usize], now_ns: u64) -> Option<usize> {
-        let free = self
-            .replicas
-            .iter()
-            .enumerate()
-            .filter(|(place, replica)| replica.has_room(most_in_flight, now_ns) && !tried.contains(place));
+        let free = self.replicas.iter().enumerate().filter(|(place, replica)| {
+            replica.work.in_flight() < most_in_flight && replica.is_usable(now_ns) && !tried.contains(place)
+        });
         free.min_by_key(|(_, replica)| self.load(replica, now_ns)).map(|(place, _)| place)
     }
 

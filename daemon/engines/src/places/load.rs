@@ -29,10 +29,10 @@ impl Engines {
     pub fn load_permille(&self) -> u32 {
         let (now_ns, state) = ((self.now_ns)(), self.state.lock());
         let usable = state.replicas.iter().filter(|replica| replica.is_usable(now_ns));
-        let (most, in_flight) = usable.fold((0, 0), |(most, in_flight), Replica { health, work, .. }| {
-            (most + u64::from(health.most_at_once(self.most_in_flight)), in_flight + u64::from(work.in_flight()))
-        });
-        let load = (in_flight + state.queue.len() as u64) * u64::from(FULL_PERMILLE);
+        let (engines, in_flight) =
+            usable.fold((0, 0), |(engines, sum), replica| (engines + 1, sum + replica.work.in_flight()));
+        let most = u64::from(self.most_in_flight) * engines;
+        let load = (u64::from(in_flight) + state.queue.len() as u64) * u64::from(FULL_PERMILLE);
         load.checked_div(most).map_or(NO_ENGINE_PERMILLE, |load| load.min(u64::from(NO_ENGINE_PERMILLE - 1)) as u32)
     }
 

@@ -313,25 +313,6 @@ async fn a_waiting_request_gets_the_place_of_an_engine_whose_ejection_ends_witho
 }
 
 #[test]
-fn an_engine_whose_ejection_has_ended_shows_by_one_request_that_it_works_before_it_gets_more() {
-    NOW_NS.set(0);
-    let engines = Engines::new(2, 8, 16, Discipline::Fcfs, || NOW_NS.get());
-    engines.failed(0, Fault::OutOfReach, "");
-    let others: Vec<_> = (0..8).map(|_| now(engines.take(due(1), &[]))).collect();
-    let mut waiting: Vec<_> = (0..8).map(|_| later(engines.take(due(1), &[]))).collect();
-    NOW_NS.set(1_000_000_000);
-    assert_eq!(engines.load_permille(), 16 * 1_000 / 9, "8 and 8 for 8 places and one");
-    waiting.push(later(engines.take(due(1), &[])));
-    assert_eq!((engines.loads()[0], engines.waiting()), ((1, true), 8));
-    engines.began(0);
-    assert_eq!((engines.loads()[0], engines.has_room()), ((3, true), false));
-    engines.succeeded(0);
-    assert_eq!((engines.loads()[0], engines.waiting()), ((8, true), 1));
-    drop((others, waiting));
-    assert_eq!(engines.load_permille(), 0);
-}
-
-#[test]
 fn an_engine_that_answers_although_it_was_down_gets_waiting_requests_at_once() {
     for note in [Engines::began, Engines::succeeded] {
         let engines = Engines::new(2, 2, 3, Discipline::Fcfs, || 0);
