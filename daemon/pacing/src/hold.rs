@@ -90,10 +90,10 @@ mod tests {
             for (index, (gap_ns, ahead_ns)) in steps.iter().enumerate() {
                 now_ns += gap_ns;
                 hold.push(now_ns + ahead_ns, 1, (now_ns + ahead_ns, index));
-                let mut last = (0, 0);
+                let mut last = None;
                 while let Some(message) = hold.pop(now_ns) {
-                    prop_assert!(message.0 <= now_ns && message > last);
-                    (last, left) = (message, left + 1);
+                    prop_assert!(message.0 <= now_ns && last < Some(message));
+                    (last, left) = (Some(message), left + 1);
                 }
                 prop_assert!(hold.next_ns().is_none_or(|ns| ns > now_ns));
             }
