@@ -59,7 +59,7 @@ fn every_relay_of_the_benchmark_that_is_built_keeps_the_payloads_of_tunnels_apar
     lab::ring!(Netns);
     for kind in Kind::value_variants() {
         match program(*kind) {
-            Err(reason) if *kind != Kind::Paced => {
+            Err(reason) if !kind.is_ours() => {
                 // Not through the harness, which shows only the output of tests that fail.
                 _ = writeln!(std::io::stderr(), "\nnot tested: the relay {}: {reason:#}", kind.name());
             }
@@ -77,7 +77,7 @@ fn every_relay_of_the_benchmark_that_is_built_keeps_the_payloads_of_tunnels_apar
 /// down were lost, in percent.
 async fn loss_of_three_tunnels(kind: Kind) -> anyhow::Result<f64> {
     let started = Started::start(kind)?;
-    anyhow::ensure!(started.stack.is_some() == (kind != Kind::Paced), "peers, and only they, name a stack");
+    anyhow::ensure!(started.stack.is_some() != kind.is_ours(), "peers, and only they, name a stack");
     let tunnels = Tunnels { tunnels: 3, connections: 1 };
     let figures = OneWay::open(&started.relay, Direction::Down, &tunnels).await?.measure(2e3, 0.3).await?;
     value(&figures, "loss").context("no loss is known")

@@ -60,6 +60,12 @@ impl Kind {
         }
     }
 
+    /// Whether it is this project's relay, however it is configured.
+    #[must_use]
+    pub fn is_ours(self) -> bool {
+        matches!(self, Self::Paced | Self::Coalescing)
+    }
+
     /// Names the allocator of the relay's memory.
     #[must_use]
     pub fn allocator(self) -> &'static str {

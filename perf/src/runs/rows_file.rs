@@ -10,10 +10,9 @@ use anyhow::{Context as _, Result};
 use instruments::origin::Origin;
 use rustix::fs::{Access, access};
 
-/// The file for rows, and its content from before the run.
+/// The file for rows.
 pub(super) struct RowsFile {
     path: PathBuf,
-    before: String,
 }
 
 impl RowsFile {
@@ -23,12 +22,9 @@ impl RowsFile {
     /// When the file cannot be read or written; it has not been changed then.
     pub(super) fn open(path: &Path) -> Result<Self> {
         check_writable("--json", path)?;
-        // A terminal or a pipe has no rows from before, and would wait for some.
-        let before = match path.is_file() {
-            true => fs::read_to_string(path).with_context(|| format!("--json: failed to read {}", path.display()))?,
-            false => String::new(),
-        };
-        Ok(Self { path: path.to_owned(), before })
+        let file = Self { path: path.to_owned() };
+        file.rows()?;
+        Ok(file)
     }
 
     /// Writes all lines of the run so far, in place of the rows of their variants.
@@ -36,7 +32,17 @@ impl RowsFile {
     /// # Errors
     /// When the file cannot be written.
     pub(super) fn write(&self, lines: &str) -> Result<()> {
-        write(&self.path, &with_other_variants(&self.before, lines))
+        // Another run may have written rows meanwhile.
+        write(&self.path, &with_other_variants(&self.rows()?, lines))
+    }
+
+    /// Returns the rows that the file has now.
+    fn rows(&self) -> Result<String> {
+        // A terminal or a pipe has no rows from before, and would wait for some.
+        if !self.path.is_file() {
+            return Ok(String::new());
+        }
+        fs::read_to_string(&self.path).with_context(|| format!("--json: failed to read {}", self.path.display()))
     }
 
     /// Writes all rows of the run so far, each with the fingerprint of its variant.
