@@ -150,7 +150,8 @@ fn start(config: Config, file: Option<&Path>) -> Result<()> {
     let (file, runtime) = (file.map(Path::to_owned), control.handle().clone());
     let outcome = data.block_on(serve(Launch { config, file, log, parts, places, door, runtime }));
     access.finish(Duration::from_secs(1));
-    control.shutdown_timeout(Duration::from_secs(1));
+    // A thread may still wait for a file, which nothing can end.
+    [control, data].into_iter().for_each(|runtime| runtime.shutdown_timeout(Duration::from_secs(1)));
     outcome
 }
 

@@ -32,7 +32,7 @@ use tokio::{
 use tokio_rustls::{
     TlsConnector,
     client::TlsStream,
-    rustls::{Error as TlsError, pki_types::ServerName},
+    rustls::{CertificateError, Error as TlsError, pki_types::ServerName},
 };
 
 use super::table::printable;
@@ -207,9 +207,12 @@ async fn protect(stream: TcpStream, Arguments { url, ca, .. }: &Arguments) -> Re
         match error.get_ref().and_then(|cause| cause.downcast_ref()) {
             Some(cause @ TlsError::InvalidCertificate(_)) => {
                 let fault = certificate_fault(cause);
-                anyhow!(
-                    "the certificate of {url} is not trusted: {fault}; name the authority that signed it (--ca FILE)"
-                )
+                let is_unknown = matches!(
+                    cause,
+                    TlsError::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature)
+                );
+                let remedy = if is_unknown { "; name the authority that signed it (--ca FILE)" } else { "" };
+                anyhow!("the certificate of {url} is not trusted: {fault}{remedy}")
             }
             _ => anyhow::Error::from(error).context(format!("no TLS with {url}")),
         }

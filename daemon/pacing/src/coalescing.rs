@@ -32,7 +32,7 @@ pub fn runtime(interval: Duration) -> io::Result<Runtime> {
         builder.on_thread_unpark(move || turns.begin(monotonic::now_ns()));
         builder.on_thread_park(move || {
             if let Some(rest) = of_thread.rest(monotonic::now_ns()) {
-                // Nothing runs until the thread has parked: it has no task to do.
+                // No spawned task is ready. The runtime's own future may be, and is late as well.
                 thread::sleep(rest);
             }
             of_thread.end(monotonic::now_ns());

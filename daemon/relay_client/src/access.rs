@@ -1,7 +1,9 @@
 //! The relay of a client, and the credentials for it.
 
 use std::{
-    env, io,
+    env,
+    fs::File,
+    io::{self, Read as _},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -86,6 +88,9 @@ impl Access {
     }
 }
 
+/// How many bytes of a token's file are read.
+const MOST_BYTES: u64 = 1 << 20;
+
 impl TokenSource {
     /// Like [`read`](Self::read), for tasks on a thread that must not wait for a file.
     ///
@@ -105,7 +110,11 @@ impl TokenSource {
     /// # Errors
     /// It cannot be read, or is not a valid token.
     pub fn read(&self) -> Result<Arc<str>, ConnectError> {
-        self.read_by(|path| std::fs::read_to_string(path))
+        self.read_by(|path| {
+            let mut text = String::new();
+            File::open(path)?.take(MOST_BYTES).read_to_string(&mut text)?;
+            Ok(text)
+        })
     }
 
     /// Checks that there is a token, without waiting for a file that is not a regular one.

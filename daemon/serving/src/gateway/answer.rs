@@ -90,7 +90,7 @@ pub(super) struct Done {
 /// An engine that answers, and what its answer teaches.
 pub(super) struct Answering<'a> {
     pub(super) place: &'a EnginePlace,
-    lesson: Lesson<'a>,
+    pub(super) lesson: Lesson<'a>,
     /// When its first token must have come, or its next.
     until: Instant,
     /// When its first token passed, if tokens are streamed.

@@ -49,7 +49,7 @@ impl Pass<'_> {
         &self,
         exchange: &mut Exchange,
         answer: Response<Incoming>,
-        Answering { place, report, bytes, refusal, .. }: &mut Answering<'_>,
+        Answering { place, lesson, report, bytes, refusal, .. }: &mut Answering<'_>,
     ) -> Result<(), Failure> {
         let length = answer.body().size_hint().exact();
         let status = answer.status();
@@ -77,6 +77,8 @@ impl Pass<'_> {
                 self.send(exchange, held.split_to(held.len() - END_BYTES).freeze()).await?;
             }
         }
+        // What remains is the time of the client.
+        lesson.ended();
         *report = if has_begun { TokenReport::of_end(&held) } else { TokenReport::of_answer(&held) };
         if let (Some(why), false) = (engine_head::refusal(status.as_u16()), has_begun) {
             *refusal = Some(EngineRefusal { head: with_length(head, held.len()), content: held.freeze() });

@@ -52,6 +52,9 @@ pub struct Lesson<'a> {
     is_untimed: bool,
     first_ns: Option<u64>,
     last_ns: u64,
+    /// When the engine had sent all of an answer without events, which the client may take later, and the time that all requests together
+    /// had spent at the engine by then.
+    ended: Option<(u64, u128)>,
     events: u64,
     /// The events since the last sample.
     window: Window,
@@ -116,6 +119,7 @@ impl Routes {
             is_untimed: route.answers > 1,
             first_ns: None,
             last_ns: now_ns,
+            ended: None,
             events: 0,
             window: Window::default(),
         }
@@ -184,9 +188,9 @@ impl Lesson<'_> {
 
     /// Learns from an answer that came as a whole how long steps were.
     fn learn_duration(&self, tokens: u64, unread_tokens: u32) {
-        let now_ns = (self.routes.now_ns)();
+        let (now_ns, spent_ns) = self.ended.unwrap_or_else(|| self.spent_until_now());
         let took_ns = now_ns.saturating_sub(self.began_ns);
-        let spent_ns = self.flights.lock().spent_ns(now_ns) - self.spent_before_ns;
+        let spent_ns = spent_ns - self.spent_before_ns;
         let others =
             self.routes.engines.get(self.model).map_or(0, |engines| engines.at_engine(self.replica, now_ns).1.running);
         let others = f64::midpoint(self.others_before.into(), others.into());
@@ -203,6 +207,17 @@ impl Lesson<'_> {
                 known.heard(self.model, self.replica, now_ns);
             }
         }
+    }
+
+    /// Notes that the engine has sent all of an answer without events.
+    pub fn ended(&mut self) {
+        self.ended = Some(self.spent_until_now());
+    }
+
+    /// Returns the time, and the time that all requests together have spent at the engine.
+    fn spent_until_now(&self) -> (u64, u128) {
+        let now_ns = (self.routes.now_ns)();
+        (now_ns, self.flights.lock().spent_ns(now_ns))
     }
 
     /// Notes that the engine had to wait for the client, so that the times of tokens no longer show how fast the engine is.
@@ -254,8 +269,8 @@ impl Lesson<'_> {
         let cached = cached_tokens.map_or(self.cached_tokens, |tokens| u32::try_from(tokens).unwrap_or(u32::MAX));
         self.learn_speed(tokens, unread_tokens(prompt_tokens, cached));
         if let Some(trial) = self.trial.filter(|_| tokens > 0) {
-            let now_ns = (self.routes.now_ns)();
-            self.routes.state.lock().trials.answered(&trial, self.first_ns, tokens, now_ns);
+            let end_ns = self.ended.map_or_else(|| (self.routes.now_ns)(), |(end_ns, _)| end_ns);
+            self.routes.state.lock().trials.answered(&trial, self.first_ns, tokens, end_ns);
         }
     }
 

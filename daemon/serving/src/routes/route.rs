@@ -114,10 +114,10 @@ impl Route {
         (part * self.all_tokens as f64).round() as u64
     }
 
-    /// Whether the choice weighed the prompt in the cache of an engine of the model against the load there.
+    /// Whether the choice weighed the prompt in the cache of an engine of the model against the load there, or is of this engine alone.
     #[must_use]
-    pub const fn weighs_cache(&self) -> bool {
-        self.weighs_cache
+    pub fn weighs_cache(&self) -> bool {
+        self.weighs_cache || self.trial().is_some()
     }
 
     /// Whether it is predicted to miss its limits, and is not there to show that this is wrong.

@@ -111,3 +111,19 @@ fn whole_answers_beside_streams_change_nothing_that_is_known() {
     );
     assert_eq!(routes.learned().1[0].samples().1, 30, "first tokens that were seen are not guessed");
 }
+
+#[test]
+fn the_time_in_which_a_client_takes_an_answer_is_not_its_engines() {
+    let (routes, engines) = routes(8);
+    for _ in 0..40 {
+        let route = routes.route(named(&[0]), &of_length(101, None), ClientPath::default()).unwrap();
+        let place = take(&engines[0]);
+        let mut lesson = routes.begin(&route, place.replica);
+        pass(1_000);
+        lesson.ended();
+        pass(30_000);
+        lesson.learn(Some(TokenUsage { prompt_tokens: 100, completion_tokens: 101 }), None, 400);
+    }
+    let step_ms = routes.learned().1[0].step_ns(1, 0.0) / 1e6;
+    assert!((step_ms - 10.0).abs() < 1.0, "{step_ms}");
+}
