@@ -41,7 +41,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use config::{Config, forward::Forward, kernel::KernelDevice, path::PathSettings};
+use config::{Config, forward::Forward, path::PathSettings};
 use futures::future::join_all;
 use quic::{class::Membership, endpoint::Transport};
 use relay_client::{
@@ -299,8 +299,7 @@ impl Edge {
                 None => relay.leaving_by(exit.clone()),
             };
             let relays = endpoints(accesses)?.into_iter().map(leaving).collect();
-            let device = path.and_then(|path| path.interface.as_ref()).map(KernelDevice::as_str);
-            paths.push(Path::new(name, relays).leaving(device, path.and_then(|path| path.address)));
+            paths.push(Path::new(name, relays).leaving(&exit));
         }
         let (schedule, backoff) = (key.uplink.schedule.clone(), key.uplink.backoff);
         let uplink = Uplink::over(paths, schedule, backoff, self.resources.uplinks.clone());

@@ -21,7 +21,7 @@ use hyper::{
 use hyper_util::rt::TokioIo;
 use masque::target::{Host, Target};
 use quic::tls::{self, Trust};
-use relay_client::error::certificate_fault;
+use relay_client::error::{certificate_fault, is_of_unknown_authority};
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::{
@@ -32,7 +32,7 @@ use tokio::{
 use tokio_rustls::{
     TlsConnector,
     client::TlsStream,
-    rustls::{CertificateError, Error as TlsError, pki_types::ServerName},
+    rustls::{Error as TlsError, pki_types::ServerName},
 };
 
 use super::table::printable;
@@ -206,13 +206,9 @@ async fn protect(stream: TcpStream, Arguments { url, ca, .. }: &Arguments) -> Re
     shaken.unwrap_or_else(|late| Err(late.into())).map_err(|error| {
         match error.get_ref().and_then(|cause| cause.downcast_ref()) {
             Some(cause @ TlsError::InvalidCertificate(_)) => {
-                let fault = certificate_fault(cause);
-                let is_unknown = matches!(
-                    cause,
-                    TlsError::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature)
-                );
-                let remedy = if is_unknown { "; name the authority that signed it (--ca FILE)" } else { "" };
-                anyhow!("the certificate of {url} is not trusted: {fault}{remedy}")
+                let named = "; name the authority that signed it (--ca FILE)";
+                let remedy = if is_of_unknown_authority(cause) { named } else { "" };
+                anyhow!("the certificate of {url} is not trusted: {}{remedy}", certificate_fault(cause))
             }
             _ => anyhow::Error::from(error).context(format!("no TLS with {url}")),
         }

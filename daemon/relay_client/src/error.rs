@@ -110,14 +110,18 @@ pub enum TokenError {
 pub fn certificate_fault(reason: &TlsError) -> String {
     match reason {
         reason if is_authority(reason) => "it is a CA certificate (CA:TRUE), which no server may show".to_owned(),
-        // The second is for an authority with the name of a trusted one.
-        TlsError::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => {
-            "no trusted authority has signed it".to_owned()
-        }
+        reason if is_of_unknown_authority(reason) => "no trusted authority has signed it".to_owned(),
         // With its own words: not being the pinned one is such a cause.
         TlsError::InvalidCertificate(CertificateError::Other(OtherError(cause))) => cause.to_string(),
         _ => reason.to_string(),
     }
+}
+
+/// Whether a certificate was refused because no trusted authority has signed it.
+#[must_use]
+pub fn is_of_unknown_authority(reason: &TlsError) -> bool {
+    // The second is for an authority with the name of a trusted one.
+    matches!(reason, TlsError::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature))
 }
 
 /// Whether a certificate was refused because it is an authority's, as the self-signed certificates are that OpenSSL makes by default.

@@ -1,7 +1,7 @@
 //! How packets of a path leave this host: through a device, from an address, or as the routes say.
 
 use std::{
-    io,
+    fmt, io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     sync::{
         Arc,
@@ -155,6 +155,18 @@ impl Exit {
     }
 }
 
+/// For people: "by eth0", "from 192.0.2.10", or both; empty if the routes decide.
+impl fmt::Display for Exit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.interface, &self.address) {
+            (Some(device), Some(address)) => write!(f, "by {device} from {address}"),
+            (Some(device), None) => write!(f, "by {device}"),
+            (None, Some(address)) => write!(f, "from {address}"),
+            (None, None) => Ok(()),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -175,6 +187,19 @@ mod tests {
     #[test]
     fn the_source_toward_an_address_of_this_host_is_an_address_of_it() {
         assert_eq!(Exit::default().source_toward((LOOPBACK, 9).into()), Some(LOOPBACK));
+    }
+
+    #[test]
+    fn an_exit_is_named_by_its_device_and_its_address() {
+        let lo = || Some(device("lo"));
+        for (exit, name) in [
+            (Exit::default().of_path("a"), ""),
+            (Exit::new(lo(), None), "by lo"),
+            (Exit::new(None, Some(LOOPBACK)), "from 127.0.0.1"),
+            (Exit::new(lo(), Some(LOOPBACK)), "by lo from 127.0.0.1"),
+        ] {
+            assert_eq!(exit.to_string(), name);
+        }
     }
 
     #[test]

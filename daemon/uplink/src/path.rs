@@ -4,14 +4,13 @@
 //! [`sched::path`] chooses that path from the measurements of the live connections.
 
 use std::{
-    net::IpAddr,
     sync::{Arc, atomic::AtomicU64},
     time::Duration,
 };
 
 use pacing::path::PathState;
 use quic::class::{Class, Terms};
-use relay_client::endpoint::Endpoint;
+use relay_client::{endpoint::Endpoint, exit::Exit};
 use sched::{
     path::{self, Placed, Placement, StreamProfile, precedence::Precedence},
     stream::{Discipline, Level},
@@ -56,13 +55,10 @@ impl Path {
         Self { name: name.to_owned(), exit: String::new(), relays, moved, returned }
     }
 
-    /// Says that its packets leave by this device, from this address, or both.
+    /// Says that its packets leave by this exit.
     #[must_use]
-    pub fn leaving(self, device: Option<&str>, address: Option<IpAddr>) -> Self {
-        let (device, address) =
-            (device.map(|device| format!("by {device}")), address.map(|address| format!("from {address}")));
-        let exit = device.into_iter().chain(address).collect::<Vec<_>>().join(" ");
-        Self { exit, ..self }
+    pub fn leaving(self, exit: &Exit) -> Self {
+        Self { exit: exit.to_string(), ..self }
     }
 }
 

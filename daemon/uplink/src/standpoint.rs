@@ -49,6 +49,7 @@ impl Uplink {
 
 #[cfg(test)]
 mod tests {
+    use relay_client::exit::Exit;
     use test_relay::{Does, PATIENCE, TestRelay};
 
     use super::*;
@@ -57,17 +58,12 @@ mod tests {
     #[tokio::test]
     async fn relays_without_a_path_are_told_apart_by_how_packets_leave() {
         let relay = TestRelay::start(Does::Echo, true);
-        let here = Some([127, 0, 0, 1].into());
-        for (device, address, exit) in [
-            (None, None, ""),
-            (Some("lo"), None, "by lo"),
-            (None, here, "from 127.0.0.1"),
-            (Some("lo"), here, "by lo from 127.0.0.1"),
-        ] {
-            let path = Path::new("", vec![relay.endpoint()]).leaving(device, address);
+        let address = Exit::new(None, Some([127, 0, 0, 1].into()));
+        for (exit, name) in [(Exit::default(), ""), (address, "from 127.0.0.1")] {
+            let path = Path::new("", vec![relay.endpoint()]).leaving(&exit);
             let uplink = Uplink::over(vec![path], None, (PATIENCE, PATIENCE), UplinkResources::default());
-            assert_eq!(uplink.exit_of(&*uplink.connect(0).await), exit);
-            assert_eq!(uplink.standpoints()[0].exit, exit);
+            assert_eq!(uplink.exit_of(&*uplink.connect(0).await), name);
+            assert_eq!(uplink.standpoints()[0].exit, name);
         }
     }
 }
