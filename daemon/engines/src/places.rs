@@ -73,8 +73,8 @@ struct Replica {
     others: Option<(Reported, u64)>,
 }
 
-/// The requests that an engine works on, and those that it answered and failed, from all gateways: a reload makes a new gateway, and the
-/// old gateway finishes its requests.
+/// Counts of an engine's requests: in flight, answered and failed. Gateways share them, because after a reload, the old gateway still
+/// finishes its requests.
 #[derive(Debug, Default)]
 struct EngineWork {
     in_flight: AtomicU32,

@@ -83,23 +83,23 @@ fn cubic(path: PathInfo<'_>) -> Box<CubicController> {
     Box::new(Cubic::default().new_congestion_controller(path))
 }
 
-/// Which round trips CUBIC counts where Reno would grow faster: its window then grows by half a packet in each.
+/// The round trip with which CUBIC computes how fast Reno's window would grow: half a packet in each round trip.
 ///
-/// s2n-quic counts the shortest one. Behind a full queue, a round trip takes many times that, and the queue would overflow all the time.
-/// RFC 9438 §4.3 counts those that packets take. Until a path loses a packet, the window grows as in s2n-quic: its slow start may have
-/// ended too early (RFC 9406 §2), and a larger window takes nothing from others yet.
+/// s2n-quic takes the shortest round trip of the path. Behind a full queue, packets take many times as long, so the window grows many times
+/// too fast, and the queue overflows all the time. RFC 9438 §4.3 takes the current round trip. Before the first loss, we keep s2n-quic's
+/// choice: slow start may have ended too early (RFC 9406 §2), and the larger window makes nobody lose packets yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RoundTrips {
     Shortest,
     ShortestUntilLoss,
-    Taken,
+    Current,
 }
 
 impl RoundTrips {
     /// Notes that the path is congested.
     fn note_congestion(&mut self) {
         if *self == Self::ShortestUntilLoss {
-            *self = Self::Taken;
+            *self = Self::Current;
         }
     }
 }
@@ -215,10 +215,10 @@ impl CongestionController for Controller {
         let listener = &mut RateListener { pacer: &mut self.pacer, publisher };
         match (&mut self.algorithm, newest_acked_packet) {
             (Algorithm::Bbr(bbr), Some(packet)) => bbr.on_ack(sent, bytes, packet, rtt, random, now, listener),
-            (Algorithm::Cubic(cubic, RoundTrips::Taken), _) => {
-                // All that CUBIC reads of it is the shortest round trip.
-                let taken = RttEstimator::new(rtt.smoothed_rtt());
-                cubic.on_ack(sent, bytes, (), &taken, random, now, listener);
+            (Algorithm::Cubic(cubic, RoundTrips::Current), _) => {
+                // CUBIC reads only the shortest round trip of an estimator.
+                let current = RttEstimator::new(rtt.smoothed_rtt());
+                cubic.on_ack(sent, bytes, (), &current, random, now, listener);
             }
             (Algorithm::Cubic(cubic, _), _) => cubic.on_ack(sent, bytes, (), rtt, random, now, listener),
             (Algorithm::Fixed(fixed), _) => fixed.on_ack(sent, bytes, (), rtt, random, now, listener),

@@ -31,7 +31,7 @@ pub struct AnswerDuration {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct AnswerDurations(Option<Line>);
 
-/// Shorter answers say more about the prompt than about steps. Of longer ones, the end may wait for room on the way to the client.
+/// Shorter answers say more about the prompt than about steps. Longer answers pass in parts, and their engine may wait for the client.
 const FEWEST_TOKENS: u64 = 8;
 const MOST_TOKENS: u64 = 8_192;
 

@@ -1,7 +1,7 @@
 //! Single requests to a model that would get none, because its engines were once too slow.
 //!
-//! An alias's policy chooses by predictions. A model that is predicted late gets no request with a deadline, so nothing would ever show
-//! that its engines have become faster. Policies themselves do not try models: they are functions of what is known, and the simulations in
+//! An alias's policy chooses by predictions. A model that is predicted late gets no request with a deadline. If all requests have one and
+//! none names the model, nothing shows that its engines have become faster. Policies themselves do not try models: they are functions of what is known, and the simulations in
 //! which they are compared, tuned and trained have engines whose speed does not change. So the gateway tries them.
 
 use sched::route::{Cost, Curve, ModelChoice, Prediction, Reason, Replica, RoutedRequest, Slo, State};
