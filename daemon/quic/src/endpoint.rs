@@ -63,8 +63,9 @@ pub struct Transport {
     pub gso: bool,
     /// How packets reach the kernel.
     pub io: Io,
-    /// How many packets the transport fills from one stream before it turns to the next. If this is large, it serves bytes in
-    /// the order in which they were handed over.
+    /// How many packets the transport fills from one stream before it turns to the next. If this is larger than a turn, bytes leave in
+    /// the order in which they were handed over. But a stream that lost a packet goes behind the others in the transport, and
+    /// the last bytes of an urgent stream then wait for up to this many packets of another stream that gets turn after turn.
     pub stream_batch: u8,
 }
 
@@ -117,7 +118,7 @@ impl Default for Transport {
             stream_buffer_bytes: 1 << 20,
             gso: true,
             io: Io::Paced(Pacing::default()),
-            stream_batch: 255,
+            stream_batch: 8,
         }
     }
 }

@@ -86,7 +86,7 @@ impl Ends {
                 congestion,
                 // When the kernel loses a packet of a batch, it loses the whole batch.
                 gso: plan.workload.one_way && scheduler != Scheduler::ActiveWait,
-                stream_batch: if binding == Binding::Early { 1 } else { 255 },
+                stream_batch: if binding == Binding::Early { 1 } else { defaults.stream_batch },
                 io: match scheduler {
                     Scheduler::Paced | Scheduler::ActiveWait | Scheduler::PassiveWait => Io::Paced(pacing),
                     _ => Io::Stock,

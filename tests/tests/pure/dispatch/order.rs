@@ -64,7 +64,7 @@ fn urgent_ms(schedule: Schedule, stream_batch: u8) -> u128 {
 #[test]
 fn an_urgent_stream_overtakes_a_backlog_that_plain_round_robin_makes_it_share() {
     let plain = Schedule { discipline: Discipline::Rr, binding: Binding::Early, ..Schedule::default() };
-    let (plain, ml) = (urgent_ms(plain, 1), urgent_ms(late(ML).0, 255));
+    let (plain, ml) = (urgent_ms(plain, 1), urgent_ms(late(ML).0, Transport::default().stream_batch));
     // A round trip is 20 ms. In turns with 20 others, 8 KB need 168 KB of windows that begin with 12 KB and double.
     assert!(ml <= 50 && plain >= ml + 20, "{ml} ms with levels, {plain} ms without");
 }
