@@ -7,8 +7,8 @@ use masque::template::TemplateError;
 
 use crate::pattern::NotAPattern;
 
-/// The errors in a text, at most a hundred, in the order of its lines; but a missing key that was probably misspelt follows the
-/// error about its spelling. Never empty.
+/// The errors in a text, at most a hundred, in the order of its lines. An error that only follows from another one is left out. Never
+/// empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Errors(Vec<Error>);
 
@@ -128,25 +128,12 @@ impl Error {
     const fn position(&self) -> (usize, usize, usize) {
         (self.part, self.line, self.column)
     }
-
-    /// Returns the path of the key that was probably meant by an unknown one.
-    fn meant(&self) -> Option<String> {
-        let Problem::UnknownKey { suggestion: Some(meant), .. } = self.problem else { return None };
-        let section = self.key.rfind('.').map_or("", |dot| &self.key[..=dot]);
-        Some(format!("{section}{meant}"))
-    }
 }
 
 impl Errors {
-    /// Sorts errors by position, so that a report follows the file, and puts a missing key behind the key that was probably meant.
+    /// Sorts errors by position, so that a report follows the file.
     pub(crate) fn new(mut errors: Vec<Error>) -> Self {
         errors.sort_by_key(Error::position);
-        let misspelt: Vec<_> = errors.iter().filter_map(|error| Some((error.meant()?, error.position()))).collect();
-        errors.sort_by_key(|error| {
-            let (position, is_missing) = (error.position(), matches!(error.problem, Problem::Missing { .. }));
-            let probably = misspelt.iter().find(|(meant, at)| is_missing && *meant == error.key && *at >= position);
-            probably.map_or((position, false), |(_, at)| (*at, true))
-        });
         Self(errors)
     }
 

@@ -74,20 +74,18 @@ pub(crate) fn walk(section: &mut Section<'_>, of: Option<&Forward>, names: Namea
     let uplink = uplink::walk(section, of.map(|of| &of.uplink), names);
     let protocol = section.value("protocol", of.map_or(Protocol::Udp, |of| of.protocol));
     let (is_udp, is_tcp) = (protocol == Protocol::Udp, protocol == Protocol::Tcp);
-    section.refuse_unless(is_udp, "mode", "TCP connections always travel in streams", "remove it");
+    let by = ["protocol"];
+    section.refuse_unless(is_udp, "mode", &by, ("TCP connections always travel in streams", "remove it"));
     let mode = section.value("mode", of.map_or(TunnelMode::default(), |of| of.mode));
     let class = names.policy.class_named_in(section, of.and_then(|of| of.class.clone()));
     let idle = if is_tcp { TCP_IDLE } else { UDP_IDLE };
     let idle = section.seconds("idle_seconds", 1..=86_400, of.map_or(idle, |of| of.idle));
-    section.refuse_unless(
-        is_udp,
-        "idle_answered_seconds",
-        "a TCP connection itself shows when both ends are done",
-        "remove it",
-    );
+    let why = ("a TCP connection itself shows when both ends are done", "remove it");
+    section.refuse_unless(is_udp, "idle_answered_seconds", &by, why);
     let answered =
         section.optional_number("idle_answered_seconds", 1..=86_400, of.map(|of| of.idle_answered.as_secs()));
-    section.refuse_unless(is_tcp, "max_connections", "UDP has no connections", "remove it, or set protocol = \"tcp\"");
+    let why = ("UDP has no connections", "remove it, or set protocol = \"tcp\"");
+    section.refuse_unless(is_tcp, "max_connections", &by, why);
     let max_connections =
         section.number("max_connections", 1..=65_536, of.map_or(TCP_CONNECTIONS, |of| of.max_connections));
     let target = target?;

@@ -11,9 +11,9 @@ use crate::{
     engine::{EngineUrl, UrlPath},
     error::Problem,
     moment::Moment,
-    relay::{ListenerIdentity, RelaySettings},
+    relay::ListenerIdentity,
     routing::Routing,
-    section::{Section, Value as _},
+    section::{Section, SectionKey, Value as _},
 };
 
 /// A gateway with at least one model.
@@ -153,32 +153,42 @@ impl Default for GatewaySettings {
     }
 }
 
-/// Reads a gateway. `has_relay` says whether there is a section for a relay, which `relay` is if it could be read.
-pub(crate) fn read(
-    section: &mut Section<'_>,
-    relay: Option<&RelaySettings>,
-    has_relay: bool,
-) -> Option<GatewaySettings> {
-    let models = section.sections("model", |section| model(section, None));
+/// What a listener of a gateway may take from the relay.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RelayOfGateway<'a> {
+    /// Whether there is a section for a relay.
+    pub(crate) is_there: bool,
+    /// The key of that section.
+    pub(crate) key: &'a [SectionKey],
+    /// The identity of its first listener, if the section could be read.
+    pub(crate) identity: Option<&'a ListenerIdentity>,
+}
+
+/// Reads a gateway.
+pub(crate) fn read(section: &mut Section<'_>, relay: RelayOfGateway<'_>) -> Option<GatewaySettings> {
+    // With the names of models that were refused, and the keys that decide about all names.
+    let (mut named, mut name_keys) = (BTreeSet::new(), section.keys(&["model"]));
+    let models = section.sections("model", |section| {
+        named.extend(section.text("name").map(str::to_owned));
+        name_keys.extend(section.keys(&["name"]));
+        model(section, None)
+    });
     section.refuse_shared("model", &models, |model| model.name.clone(), "two models have the same name");
-    let aliases = section.sections("alias", |section| alias(section, None, &models));
+    let aliases = section.sections("alias", |section| alias(section, None, (&named, &name_keys)));
     let names = models.iter().map(|model| &model.name).chain(aliases.iter().map(|alias| &alias.name));
     if !aliases.is_empty() {
         let cause = "an alias has the name of a model or of another alias";
         section.refuse_shared("alias", &names.collect::<Vec<_>>(), |name| (*name).clone(), cause);
     }
-    let shown = relay.and_then(|relay| relay.listeners.first()).map(|listener| &listener.identity);
-    let listeners = section.sections("listener", |section| listener(section, None, (shown, has_relay)));
+    let listeners = section.sections("listener", |section| listener(section, None, relay));
     let cause = "two listeners have the same address";
     section.refuse_shared("listener", &listeners, |listener| listener.address, cause);
     let keys = section.sections("key", |section| key(section, None));
     section.refuse_shared("key", &keys, |key| key.sha256, "two entries have the same sha256");
-    if keys.is_empty() && listeners.iter().any(|listener| !listener.address.ip().is_loopback()) {
+    if !section.has_any("key") && listeners.iter().any(|listener| !listener.address.ip().is_loopback()) {
         let cause = "there is no [[gateway.key]], so anyone who can reach the listener could use the models";
-        section.refuse(
-            "listener",
-            Problem::Contradiction { cause, remedy: "add a [[gateway.key]], or listen on loopback" },
-        );
+        let problem = Problem::Contradiction { cause, remedy: "add a [[gateway.key]], or listen on loopback" };
+        section.refuse_by("listener", problem, section.keys(&["key"]));
     }
     if models.len() > MOST_MODELS {
         let (cause, remedy) = ("there are more than 64 models", "remove some");
@@ -205,7 +215,8 @@ pub(crate) fn own(section: &mut Section<'_>, of: GatewaySettings) -> GatewaySett
     };
     if gateway.max_body_bytes > gateway.bodies_bytes {
         let cause = "max_body_bytes is larger than bodies_bytes";
-        section.refuse("max_body_bytes", Problem::Contradiction { cause, remedy: "lower it, or raise bodies_bytes" });
+        let problem = Problem::Contradiction { cause, remedy: "lower it, or raise bodies_bytes" };
+        section.refuse_by("max_body_bytes", problem, section.keys(&["max_body_bytes", "bodies_bytes"]));
     }
     gateway
 }
@@ -225,13 +236,13 @@ pub(crate) fn model(section: &mut Section<'_>, of: Option<&ModelSettings>) -> Op
     let gpus = section.one_or_list("gpus", of.and_then(|of| of.gpus.clone()));
     if gpus.as_ref().zip(engines.as_ref()).is_some_and(|(gpus, engines)| gpus.len() != engines.len()) {
         let (cause, remedy) = ("there are not as many GPUs as engines", "name one for each engine, in their order");
-        section.refuse("gpus", Problem::Contradiction { cause, remedy });
+        section.refuse_by("gpus", Problem::Contradiction { cause, remedy }, section.keys(&["gpus", "engines"]));
     }
     let key_file = section.optional("key_file", of.and_then(|of| of.key_file.clone()));
     let ca_file = section.optional("ca_file", of.and_then(|of| of.ca_file.clone()));
     if ca_file.is_some() && engines.iter().flatten().all(|engine| !engine.is_tls) {
         let (cause, remedy) = ("no engine of the model uses https", "write https:// in engines, or remove ca_file");
-        section.refuse("ca_file", Problem::Contradiction { cause, remedy });
+        section.refuse_by("ca_file", Problem::Contradiction { cause, remedy }, section.keys(&["engines"]));
     }
     let health_path = section.optional("health_path", of.and_then(|of| of.health_path.clone()));
     let metrics_path = section.optional("metrics_path", of.and_then(|of| of.metrics_path.clone()));
@@ -258,15 +269,19 @@ pub(crate) fn model(section: &mut Section<'_>, of: Option<&ModelSettings>) -> Op
     })
 }
 
-/// Walks through the section of an alias, whose models must be among `models`.
-pub(crate) fn alias(section: &mut Section<'_>, of: Option<&Alias>, models: &[ModelSettings]) -> Option<Alias> {
+/// Walks through the section of an alias, whose models must be among `known`, which follows from the values of the keys `from`.
+pub(crate) fn alias(
+    section: &mut Section<'_>,
+    of: Option<&Alias>,
+    (known, from): (&BTreeSet<String>, &[SectionKey]),
+) -> Option<Alias> {
     let name = section.require("name", of.map(|of| of.name.clone()));
     let members = section.require_list("models", of.map(|of| of.models.clone()));
-    let known: BTreeSet<&str> = models.iter().map(|model| model.name.as_str()).collect();
     let named = members.as_deref().unwrap_or_default();
-    if named.iter().any(|member: &String| !known.contains(member.as_str())) {
+    if named.iter().any(|member: &String| !known.contains(member)) {
         let cause = "the alias names a model that no [[gateway.model]] defines";
-        section.refuse("models", Problem::Contradiction { cause, remedy: "correct the name, or add the model" });
+        let problem = Problem::Contradiction { cause, remedy: "correct the name, or add the model" };
+        section.refuse_by("models", problem, from.to_vec());
     }
     section.refuse_shared("models", named, String::clone, "a model is named twice");
     let policy = section.optional("policy", of.map(|of| of.policy.clone())).unwrap_or_default();
@@ -274,12 +289,11 @@ pub(crate) fn alias(section: &mut Section<'_>, of: Option<&Alias>, models: &[Mod
     Some(Alias { name: name?, models: members?, policy, shadow })
 }
 
-/// Walks through the section of a listener, which presents the identity of `relay` unless it has its own certificate. `has_relay` says
-/// whether there is a relay, whose identity is known only if its section could be read.
+/// Walks through the section of a listener, which presents the identity of `relay` unless it has its own certificate.
 pub(crate) fn listener(
     section: &mut Section<'_>,
     of: Option<&GatewayListener>,
-    (relay, has_relay): (Option<&ListenerIdentity>, bool),
+    relay: RelayOfGateway<'_>,
 ) -> Option<GatewayListener> {
     let address: Option<SocketAddr> = section.require("address", of.map(|of| of.address));
     let is_tls = section.value("tls", of.is_none_or(|of| of.identity.is_some()));
@@ -306,13 +320,15 @@ pub(crate) fn listener(
         let (cause, remedy) = ("tls = false, so the certificate is never used", "remove it, or remove tls = false");
         section.refuse("certificate", Problem::Contradiction { cause, remedy });
     }
-    if is_tls && own.is_none() && !has_relay {
+    if is_tls && own.is_none() && !relay.is_there {
         let cause =
             "the listener uses TLS, but has no certificate, and there is no relay whose certificate it could use";
         let remedy = "add certificate and private_key or, on loopback, tls = false";
-        section.refuse("certificate", Problem::Contradiction { cause, remedy });
+        let mut from = section.keys(&["tls", "certificate", "private_key"]);
+        from.extend_from_slice(relay.key);
+        section.refuse_by("certificate", Problem::Contradiction { cause, remedy }, from);
     }
-    let identity = own.or_else(|| relay.cloned()).filter(|_| is_tls);
+    let identity = own.or_else(|| relay.identity.cloned()).filter(|_| is_tls);
     Some(GatewayListener { address: address?, identity, max_connections, idle })
 }
 

@@ -28,6 +28,7 @@ pub(crate) fn read<'a>(root: &mut Section<'a>, policy: &Policy) -> (Vec<Hop>, Ve
     if sections.len() > MAX_HOPS {
         let cause = "there are more than 16 hops";
         root.refuse("hop", Problem::Contradiction { cause, remedy: "remove some" });
+        root.doubt("hop");
         sections.truncate(MAX_HOPS);
     }
     let hops = sections.names();

@@ -35,7 +35,7 @@ use crate::{
     control::ControlSettings,
     error::{Errors, Problem},
     forward::Forward,
-    gateway::GatewaySettings,
+    gateway::{GatewaySettings, RelayOfGateway},
     hop::Hop,
     kernel::Kernel,
     log::LogSettings,
@@ -153,14 +153,20 @@ impl Config {
         let state_dir = state_dir(root, PathBuf::from(STATE_DIR));
         let policy = policy::read(root);
         let relay = root.optional_section("relay", |section| relay::read(section, &policy));
-        let has_relay = root.has("relay");
-        let gateway = root.optional_section("gateway", |section| gateway::read(section, relay.as_ref(), has_relay));
-        let has_listener = |gateway: &GatewaySettings| !gateway.listeners.is_empty();
-        if gateway.as_ref().is_some_and(|gateway| !has_listener(gateway)) && !has_relay {
+        let (has_relay, relay_key) = (root.has("relay"), root.keys(&["relay"]));
+        let identity = relay.as_ref().and_then(|relay| relay.listeners.first()).map(|listener| &listener.identity);
+        let relay_of_gateway = RelayOfGateway { is_there: has_relay, key: &relay_key, identity };
+        let (mut has_listener, mut from) = (false, relay_key.clone());
+        let gateway = root.optional_section("gateway", |section| {
+            has_listener = section.has_any("listener");
+            from.extend(section.keys(&["listener"]));
+            gateway::read(section, relay_of_gateway)
+        });
+        if gateway.is_some() && !has_listener && !has_relay {
             let cause =
                 "clients cannot reach the gateway: it has no listener of its own, and there is no relay with listeners";
             let remedy = "add a [[gateway.listener]], or a [relay]";
-            root.refuse("gateway", Problem::Contradiction { cause, remedy });
+            root.refuse_by("gateway", Problem::Contradiction { cause, remedy }, from);
         }
         let (hops, hop_names) = hop::read(root, &policy);
         let names = Nameable { policy: &policy, hops: &hop_names };

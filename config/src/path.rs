@@ -46,7 +46,8 @@ pub(crate) fn walk(section: &mut Section<'_>, of: Option<&PathSettings>, names: 
     if is_plain && name.is_some() {
         let cause = "the path has no interface, address, relay or hop";
         let remedy = "add one of interface, address, relay and via";
-        section.refuse("name", Problem::Contradiction { cause, remedy });
+        let from = section.keys(&["interface", "address", "relay", "via"]);
+        section.refuse_by("name", Problem::Contradiction { cause, remedy }, from);
     }
     let cost = section.millis("cost_ms", 0..=60_000, of.map_or(Duration::ZERO, |of| of.cost));
     let rate = rate(section, "rate", of.and_then(|of| of.rate));

@@ -59,7 +59,7 @@ pub(crate) fn walk(section: &mut Section<'_>, of: Option<&Proxy>, names: Nameabl
     if !allow_remote && listen.is_some_and(is_remote) {
         let cause = "other machines could use the relay through this address, without encryption";
         let remedy = "listen on loopback, or add allow_remote = true";
-        section.refuse("listen", Problem::Contradiction { cause, remedy });
+        section.refuse_by("listen", Problem::Contradiction { cause, remedy }, section.keys(&["allow_remote"]));
     }
     let protocols = protocols(section, of);
     let uplink = uplink::walk(section, of.map(|of| &of.uplink), names);

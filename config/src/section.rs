@@ -2,7 +2,7 @@
 //!
 //! A section learns its schema as it is read: keys that were never asked for are unknown. So each key is named only
 //! once. Reading continues after an error, with the default in place of the refused value, so that one run finds as
-//! many errors as possible.
+//! many errors as possible. What only follows from a refused value is not told; see [`report`].
 //!
 //! [`describe`] runs a reader on an empty document, as if every section occurred once, and collects the keys that it
 //! asks for. [`write()`] also runs it on an empty document, and collects the values that it is given to hold for
@@ -16,23 +16,29 @@ use toml::{
     de::{DeTable, DeValue},
 };
 
-use crate::error::{Error, Errors, Problem};
+use crate::error::{Errors, Problem};
 
 mod keys;
 mod lines;
 mod merge;
 mod named;
+mod report;
 mod schema;
+mod syntax;
 mod value;
 
 pub use self::merge::FilePart;
 pub(crate) use self::{
     keys::write,
     named::{ClassName, HopName, PathName, ScheduleName},
+    report::{SectionHeader, SectionKey},
     schema::Schema,
     value::{Value, Word, text, unsigned, whole_number, words},
 };
-use self::{lines::Lines, value::unfit};
+use self::{
+    report::{KeyDoubt, Report},
+    value::unfit,
+};
 
 /// Names whose Jaro-Winkler similarity to every known key is below this get no suggestion.
 const SIMILAR: f64 = 0.8;
@@ -40,29 +46,19 @@ const SIMILAR: f64 = 0.8;
 /// A table that is being read, described or written; an absent one reads as empty.
 pub(crate) struct Section<'a> {
     report: &'a Report<'a>,
-    path: String,
-    offset: usize,
+    header: SectionHeader,
     table: Option<&'a DeTable<'a>>,
-    /// Tables whose keys apply if the section's own table lacks them, the nearest first. See [`named`].
-    inherited: Vec<&'a DeTable<'a>>,
+    /// Whether the text has another value in place of the section, which was refused: nothing is missing in it then.
+    is_refused: bool,
+    /// The keys of the sections around it and its own, as far as the text can have each of these only once.
+    within: Vec<SectionKey>,
+    /// The sections whose keys apply if the section's own table lacks them, the nearest first. See [`named`].
+    inherited: Vec<(SectionHeader, &'a DeTable<'a>)>,
+    /// The key that names the nearest of them.
+    like: Option<&'static str>,
     known: Vec<&'static str>,
     /// Whether tables that are not `known` are sections with names of the operator's choice.
     has_named_sections: bool,
-}
-
-/// Collects the errors of all sections.
-#[derive(Default)]
-struct Report<'a> {
-    /// All parts, one after another.
-    text: &'a str,
-    /// The start of each part.
-    starts: &'a [usize],
-    parts: &'a [FilePart],
-    errors: RefCell<Vec<Error>>,
-    /// The known keys, if the caller wants a description of the document.
-    schema: Option<RefCell<Schema>>,
-    /// The lines with values, if the caller wants the text of the document.
-    lines: Option<RefCell<Lines>>,
 }
 
 /// Reads a whole document with `read`, which returns `None` only after it refused something. Later parts take
@@ -76,17 +72,16 @@ pub(crate) fn read_document<T>(
     let mut document = DeTable::new();
     for (part, start) in parts.iter().zip(&starts) {
         let (table, syntax) = DeTable::parse_recoverable(&part.text);
-        for error in syntax {
-            let offset = error.span().map_or(0, |span| span.start);
-            report.add(start + offset, String::new(), Problem::Syntax(error.message().to_owned()));
+        for (offset, message) in syntax::mistakes(&part.text, table.get_ref(), syntax) {
+            report.add(start + offset, String::new(), Problem::Syntax(message), Vec::new());
         }
         merge::overlay(&mut document, merge::shift(table.into_inner(), *start), &text);
     }
-    if !report.errors.borrow().is_empty() {
-        return Err(Errors::new(report.errors.into_inner()));
+    if report.len() > 0 {
+        return Err(Errors::new(report.into_errors()));
     }
-    let value = Section::open(&report, String::new(), 0, Some(&document), read);
-    match (value, report.errors.into_inner()) {
+    let value = Section::open(&report, SectionHeader::default(), Some(&document), read);
+    match (value, report.into_errors()) {
         (Some(value), errors) if errors.is_empty() => Ok(value),
         (_, errors) => Err(Errors::new(errors)),
     }
@@ -95,44 +90,24 @@ pub(crate) fn read_document<T>(
 /// Returns the keys that `read` asks for: all of them, as long as they do not depend on values.
 pub(crate) fn describe<T>(read: impl FnOnce(&mut Section<'_>) -> T) -> Schema {
     let report = Report { schema: Some(RefCell::default()), ..Report::default() };
-    Section::open(&report, String::new(), 0, None, read);
+    Section::open(&report, SectionHeader::default(), None, read);
     report.schema.map(RefCell::into_inner).unwrap_or_default()
-}
-
-/// The most errors that are reported: more are of no use, and each costs a walk through the text.
-const MAX_ERRORS: usize = 100;
-
-impl Report<'_> {
-    fn is_full(&self) -> bool {
-        self.errors.borrow().len() == MAX_ERRORS
-    }
-
-    fn add(&self, offset: usize, key: String, problem: Problem) {
-        if self.is_full() {
-            return;
-        }
-        let part = self.starts.partition_point(|start| *start <= offset).saturating_sub(1);
-        let start = self.starts.get(part).copied().unwrap_or(0);
-        let before = self.text.get(start..offset).unwrap_or(self.text);
-        let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
-        let line = before.bytes().filter(|byte| *byte == b'\n').count() + 1;
-        let column = before[line_start..].chars().count() + 1;
-        // If there is only one part, the caller knows its name.
-        let file = self.parts.get(part).filter(|_| self.parts.len() > 1).map(|part| part.name.clone());
-        self.errors.borrow_mut().push(Error { file, part, line, column, key, problem });
-    }
 }
 
 impl<'a> Section<'a> {
     fn open<T>(
         report: &'a Report<'a>,
-        path: String,
-        offset: usize,
+        header: SectionHeader,
         table: Option<&'a DeTable<'a>>,
         read: impl FnOnce(&mut Self) -> T,
     ) -> T {
-        Self { report, path, offset, table, inherited: Vec::new(), known: Vec::new(), has_named_sections: false }
-            .read_by(read)
+        Self::new(report, header, table).read_by(read)
+    }
+
+    fn new(report: &'a Report<'a>, header: SectionHeader, table: Option<&'a DeTable<'a>>) -> Self {
+        let (within, inherited, known) = Default::default();
+        let (is_refused, like, has_named_sections) = Default::default();
+        Self { report, header, table, is_refused, within, inherited, like, known, has_named_sections }
     }
 
     fn read_by<T>(mut self, read: impl FnOnce(&mut Self) -> T) -> T {
@@ -152,6 +127,11 @@ impl<'a> Section<'a> {
         value.is_some_and(|value| value.get_ref().as_array().is_none_or(|sections| !sections.is_empty()))
     }
 
+    /// Returns the value of `key` if it is text, without asking for the key.
+    pub(crate) fn text(&self, key: &str) -> Option<&'a str> {
+        self.table?.get(key)?.get_ref().as_str()
+    }
+
     /// Returns whether `key` has no value.
     pub(crate) fn lacks(&self, key: &str) -> bool {
         !self.has(key) && !self.inherits(key)
@@ -159,7 +139,7 @@ impl<'a> Section<'a> {
 
     /// Returns whether `key` has a value only because of another section, which then reports errors in it.
     fn inherits(&self, key: &str) -> bool {
-        !self.has(key) && self.inherited.iter().any(|table| table.contains_key(key))
+        !self.has(key) && self.inherited.iter().any(|(_, table)| table.contains_key(key))
     }
 
     /// Reads a subsection.
@@ -170,8 +150,11 @@ impl<'a> Section<'a> {
         if let (Some(value), None) = (value, table) {
             self.refuse(key, unfit(value.get_ref(), "a section: its name in brackets on a line of its own"));
         }
-        let offset = value.map_or(self.offset, |value| value.span().start);
-        Section::open(self.report, path, offset, table, read)
+        let offset = value.map_or(self.header.offset, |value| value.span().start);
+        let mut section = Section::new(self.report, SectionHeader { path, offset }, table);
+        section.is_refused = self.is_refused || (value.is_some() && table.is_none());
+        section.within = self.within.iter().cloned().chain([self.header.key(key)]).collect();
+        section.read_by(read)
     }
 
     /// Reads a subsection if the text has it.
@@ -185,7 +168,8 @@ impl<'a> Section<'a> {
         if is_there || self.report.schema.is_some() { self.section(key, read) } else { None }
     }
 
-    /// Reads sections of the same name, each with the name in double brackets as its header.
+    /// Reads sections of the same name, each with the name in double brackets as its header. Sections with mistakes are left
+    /// out, because what differs from other sections or agrees with them may be what was mistaken.
     pub(crate) fn sections<T>(
         &mut self,
         key: &'static str,
@@ -194,7 +178,14 @@ impl<'a> Section<'a> {
         let path = self.path_of(key);
         self.rehearse(&path, &mut read);
         let read = |section: &Self, element: &'a Spanned<DeValue<'a>>| match element.get_ref().as_table() {
-            Some(table) => Section::open(section.report, path.clone(), element.span().start, Some(table), &mut read),
+            Some(table) => {
+                let header = SectionHeader { path: path.clone(), offset: element.span().start };
+                let before = section.report.len();
+                let mut opened = Section::new(section.report, header, Some(table));
+                opened.within.clone_from(&section.within);
+                let value = opened.read_by(&mut read);
+                value.filter(|_| section.report.len() == before)
+            }
             None => {
                 section.refuse(key, unfit(element.get_ref(), "sections: the name in double brackets before each"));
                 None
@@ -203,19 +194,65 @@ impl<'a> Section<'a> {
         self.elements(key, || schema::tables(&path), read).unwrap_or_default()
     }
 
-    /// Reports a problem at the value of `key`, or at the header of the section if it has none.
-    pub(crate) fn refuse(&self, key: &'static str, problem: Problem) {
-        if self.inherits(key) {
-            return;
+    /// Returns these keys of the section, together with what decides about their values if the section has none.
+    pub(crate) fn keys(&self, keys: &[&'static str]) -> Vec<SectionKey> {
+        let mut all = Vec::new();
+        for &key in keys {
+            all.push(self.header.key(key));
+            if let Some(like) = self.like.filter(|_| !self.has(key)) {
+                let headers = || self.inherited.iter().map(|(header, _)| header).chain([&self.header]);
+                all.extend(headers().flat_map(|header| [header.key(key), header.key(like)]));
+            }
         }
-        let value = self.table.and_then(|table| table.get(key));
-        self.report.add(value.map_or(self.offset, |value| value.span().start), self.path_of(key), problem);
+        all
     }
 
-    /// Refuses `key` where it has no meaning, and omits it when writing. Call it before asking for the key.
-    pub(crate) fn refuse_unless(&self, means: bool, key: &'static str, cause: &'static str, remedy: &'static str) {
+    /// Returns the section's header.
+    pub(crate) const fn header(&self) -> &SectionHeader {
+        &self.header
+    }
+
+    /// Notes that what is named by `key` cannot be known.
+    pub(crate) fn doubt(&self, key: &'static str) {
+        self.report.doubt(self.header.key(key), KeyDoubt::Wrong);
+    }
+
+    /// Reports a problem at the value of `key`, or at the header of the section if it has none.
+    pub(crate) fn refuse(&self, key: &'static str, problem: Problem) {
+        let from = if matches!(problem, Problem::Contradiction { .. }) { self.keys(&[key]) } else { Vec::new() };
+        self.refuse_by(key, problem, from);
+    }
+
+    /// Reports a problem, as [`refuse`](Self::refuse), that follows from the values of the keys `from`. It is left out if one of
+    /// them is wrong.
+    pub(crate) fn refuse_by(&self, key: &'static str, problem: Problem, mut from: Vec<SectionKey>) {
+        if self.inherits(key) || self.is_refused || self.report.is_full() {
+            return;
+        }
+        match problem {
+            Problem::Contradiction { .. } => from.extend_from_slice(&self.within),
+            Problem::Missing { key: lacking, .. } | Problem::MissingList { key: lacking, .. } => {
+                from.extend(self.keys(&[lacking]).into_iter().chain(self.within.iter().cloned()));
+                self.report.doubt(self.header.key(lacking), KeyDoubt::Missing);
+            }
+            _ => self.doubt(key),
+        }
+        let value = self.table.and_then(|table| table.get(key));
+        let offset = value.map_or(self.header.offset, |value| value.span().start);
+        self.report.add(offset, self.path_of(key), problem, from);
+    }
+
+    /// Refuses `key` where it has no meaning because of the values of `by`, and omits it when writing. Call it before asking for
+    /// the key.
+    pub(crate) fn refuse_unless(
+        &self,
+        means: bool,
+        key: &'static str,
+        by: &[&'static str],
+        (cause, remedy): (&'static str, &'static str),
+    ) {
         if !means && self.has(key) {
-            self.refuse(key, Problem::Contradiction { cause, remedy });
+            self.refuse_by(key, Problem::Contradiction { cause, remedy }, self.keys(by));
         }
         if let Some(lines) = self.report.lines.as_ref().filter(|_| !means) {
             lines.borrow_mut().leave_out(key);
@@ -226,7 +263,7 @@ impl<'a> Section<'a> {
     /// section that has them refuses them.
     pub(crate) fn refuse_pair(&self, pair: [&'static str; 2], cause: &'static str, remedy: &'static str) {
         if let Some(key) = pair.into_iter().find(|key| self.has(key)) {
-            self.refuse(key, Problem::Contradiction { cause, remedy });
+            self.refuse_by(key, Problem::Contradiction { cause, remedy }, self.keys(&pair));
         }
     }
 
@@ -240,7 +277,7 @@ impl<'a> Section<'a> {
     ) {
         let different: BTreeSet<K> = entries.iter().map(distinct).collect();
         if different.len() < entries.len() {
-            self.refuse(key, Problem::Contradiction { cause, remedy: "remove or change one of them" });
+            self.refuse_by(key, Problem::Contradiction { cause, remedy: "remove or change one of them" }, Vec::new());
         }
     }
 
@@ -249,10 +286,10 @@ impl<'a> Section<'a> {
         if !self.known.contains(&key) {
             self.known.push(key);
             if let Some(described) = &self.report.schema {
-                described.borrow_mut().add(&self.path, key, schema());
+                described.borrow_mut().add(&self.header.path, key, schema());
             }
         }
-        self.table.into_iter().chain(self.inherited.iter().copied()).find_map(|table| table.get(key))
+        self.table.into_iter().chain(self.inherited.iter().map(|(_, table)| *table)).find_map(|table| table.get(key))
     }
 
     /// Returns whether `key` was asked for.
@@ -263,32 +300,34 @@ impl<'a> Section<'a> {
     /// Refuses a section that has neither of two keys; the message names the first, which is the more usual.
     pub(crate) fn require_one_of(&self, either: [&'static str; 2], expected: &'static str) {
         if let Some(described) = &self.report.schema {
-            described.borrow_mut().demand_one_of(&self.path, either);
+            described.borrow_mut().demand_one_of(&self.header.path, either);
         }
         let [key, _] = either;
         if either.iter().all(|key| self.lacks(key)) {
-            self.refuse(key, Problem::Missing { key, expected });
+            self.refuse_by(key, Problem::Missing { key, expected }, self.keys(&either));
         }
     }
 
     /// Describes `key` as required.
     fn demand(&self, key: &'static str) {
         if let Some(described) = &self.report.schema {
-            described.borrow_mut().demand(&self.path, key);
+            described.borrow_mut().demand(&self.header.path, key);
         }
     }
 
     /// Describes a section that may occur any number of times.
     fn rehearse<T>(&self, path: &str, read: impl FnOnce(&mut Section<'_>) -> T) {
         if self.report.schema.is_some() {
-            Section::open(self.report, path.to_owned(), self.offset, None, read);
+            let header = SectionHeader { path: path.to_owned(), offset: self.header.offset };
+            Section::open(self.report, header, None, read);
         }
     }
 
     fn read<T: Value>(&self, key: &'static str, value: &Spanned<DeValue<'_>>) -> Option<T> {
         let read = T::read(value.get_ref());
         if read.is_none() && !self.inherits(key) {
-            self.report.add(value.span().start, self.path_of(key), T::problem(value.get_ref()));
+            self.doubt(key);
+            self.report.add(value.span().start, self.path_of(key), T::problem(value.get_ref()), Vec::new());
         }
         read
     }
@@ -308,7 +347,8 @@ impl<'a> Section<'a> {
     }
 
     fn path_of(&self, key: impl Display) -> String {
-        if self.path.is_empty() { key.to_string() } else { format!("{}.{key}", self.path) }
+        let path = &self.header.path;
+        if path.is_empty() { key.to_string() } else { format!("{path}.{key}") }
     }
 
     fn refuse_unknown_keys(self) {
@@ -321,8 +361,11 @@ impl<'a> Section<'a> {
                 return;
             }
             let suggestion = closest(key.get_ref(), &self.known);
+            if let Some(meant) = suggestion {
+                self.doubt(meant);
+            }
             let problem = Problem::UnknownKey { suggestion, known: self.known.clone() };
-            self.report.add(key.span().start, self.path_of(key.get_ref()), problem);
+            self.report.add(key.span().start, self.path_of(key.get_ref()), problem, Vec::new());
         }
     }
 }

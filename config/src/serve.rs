@@ -74,7 +74,7 @@ pub(crate) fn walk(section: &mut Section<'_>, of: Option<&Serve>, names: Nameabl
     if !allow_remote && listen.is_some_and(is_remote) {
         let cause = "prompts would cross the network without encryption, and other machines could use the gateway";
         let remedy = "listen on loopback, or add allow_remote = true";
-        section.refuse("listen", Problem::Contradiction { cause, remedy });
+        section.refuse_by("listen", Problem::Contradiction { cause, remedy }, section.keys(&["allow_remote"]));
     }
     let uplink = uplink::walk(section, of.map(|of| &of.uplink), names);
     let balance = section.value("balance", of.is_none_or(|of| of.balance));

@@ -11,6 +11,7 @@ use crate::{
     uplink::TrustSource,
 };
 
+mod consequences;
 mod hops;
 mod parts;
 mod refusals;

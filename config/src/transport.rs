@@ -75,7 +75,8 @@ pub(crate) fn walk(section: &mut Section<'_>, of: &TransportSettings) -> Transpo
     let max_mtu = section.number("max_mtu", MTU, of.max_mtu);
     if initial_mtu > max_mtu {
         let cause = "initial_mtu is larger than max_mtu";
-        section.refuse("initial_mtu", Problem::Contradiction { cause, remedy: "lower it, or raise max_mtu" });
+        let problem = Problem::Contradiction { cause, remedy: "lower it, or raise max_mtu" };
+        section.refuse_by("initial_mtu", problem, section.keys(&["initial_mtu", "max_mtu"]));
     }
     let congestion = section.value("congestion", of.congestion);
     let keep_alive = section.seconds("keep_alive_seconds", 0..=3_600, of.keep_alive.unwrap_or_default());

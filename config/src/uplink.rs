@@ -110,7 +110,8 @@ pub(crate) fn walk(
         (None, None) => None,
         _ => {
             let cause = "client_certificate and client_key go together";
-            section.refuse("client_certificate", Problem::Contradiction { cause, remedy: "give both or neither" });
+            let problem = Problem::Contradiction { cause, remedy: "give both or neither" };
+            section.refuse_by("client_certificate", problem, section.keys(&["client_certificate", "client_key"]));
             None
         }
     };
@@ -136,10 +137,8 @@ pub(crate) fn walk(
     let longest = section.seconds("backoff_longest_seconds", 1..=3_600, longest);
     if first > longest {
         let cause = "backoff_first_ms is longer than backoff_longest_seconds";
-        section.refuse(
-            "backoff_first_ms",
-            Problem::Contradiction { cause, remedy: "lower it, or raise backoff_longest_seconds" },
-        );
+        let problem = Problem::Contradiction { cause, remedy: "lower it, or raise backoff_longest_seconds" };
+        section.refuse_by("backoff_first_ms", problem, section.keys(&["backoff_first_ms", "backoff_longest_seconds"]));
     }
     Some(UplinkSettings { relays: relays?, token_file, client, trust, via, schedule, backoff: (first, longest) })
 }

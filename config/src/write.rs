@@ -21,13 +21,13 @@ impl Config {
             for of in &of.models {
                 text.section("[[gateway.model]]", |section| gateway::model(section, Some(of)));
             }
+            let named = of.models.iter().map(|model| model.name.clone()).collect();
             for alias in &of.aliases {
-                text.section("[[gateway.alias]]", |section| gateway::alias(section, Some(alias), &of.models));
+                text.section("[[gateway.alias]]", |section| gateway::alias(section, Some(alias), (&named, &[])));
             }
+            let relay = gateway::RelayOfGateway { is_there: true, key: &[], identity: None };
             for listener in &of.listeners {
-                text.section("[[gateway.listener]]", |section| {
-                    gateway::listener(section, Some(listener), (None, true))
-                });
+                text.section("[[gateway.listener]]", |section| gateway::listener(section, Some(listener), relay));
             }
             for key in &of.keys {
                 text.section("[[gateway.key]]", |section| gateway::key(section, Some(key)));

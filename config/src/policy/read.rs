@@ -23,12 +23,14 @@ pub(crate) fn read(root: &mut Section<'_>) -> Policy {
     let (schedule, mut schedules) = root.section("schedule", |section| {
         let plain = ScheduleSettings::default();
         let own = schedule(section, &plain);
-        let named = section.own_named_sections().read(|name, section| (name.to_owned(), schedule(section, &plain)));
+        let named =
+            section.own_named_sections("schedule").read(|name, section| (name.to_owned(), schedule(section, &plain)));
         (own, named)
     });
     if schedules.len() > MAX_SCHEDULES {
         let cause = "there are more than 64 schedules with names";
         root.refuse("schedule", Problem::Contradiction { cause, remedy: "merge some of them" });
+        root.doubt("schedule");
         schedules.truncate(MAX_SCHEDULES);
     }
     let schedules: BTreeMap<_, _> = schedules.into_iter().collect();
@@ -36,6 +38,7 @@ pub(crate) fn read(root: &mut Section<'_>) -> Policy {
     if sections.len() > MAX_CLASSES {
         let cause = "there are more than 255 classes, including \"default\"";
         root.refuse("class", Problem::Contradiction { cause, remedy: "merge some of them" });
+        root.doubt("class");
         sections.truncate(MAX_CLASSES);
     }
     let names = sections.names();
@@ -111,11 +114,11 @@ pub(super) fn schedule(section: &mut Section<'_>, of: &ScheduleSettings) -> Sche
         Discipline::Lottery => (DisciplineWord::Lottery, LOW, EXPIRY),
     };
     let word = section.value("discipline", word);
-    let remedy = "write discipline = \"ml\", or remove it";
-    section.refuse_unless(word == DisciplineWord::Ml, "low", "only the discipline \"ml\" has a low level", remedy);
-    let remedy = "write discipline = \"edf\", or remove it";
-    let cause = "only the discipline \"edf\" lets streams expire";
-    section.refuse_unless(word == DisciplineWord::Edf, "expiry", cause, remedy);
+    let by = ["discipline"];
+    let why = ("only the discipline \"ml\" has a low level", "write discipline = \"ml\", or remove it");
+    section.refuse_unless(word == DisciplineWord::Ml, "low", &by, why);
+    let why = ("only the discipline \"edf\" lets streams expire", "write discipline = \"edf\", or remove it");
+    section.refuse_unless(word == DisciplineWord::Edf, "expiry", &by, why);
     let low = section.unless(low == LOW, |section| section.value("low", low));
     let expiry = section.unless(expiry == EXPIRY, |section| section.value("expiry", expiry));
     let discipline = match word {
@@ -214,11 +217,12 @@ fn drop_rule(section: &mut Section<'_>, of: DropRule) -> DropRule {
         DropRule::CoDel { target, interval } => (DropWord::CoDel, None, (target, interval)),
     };
     let word = section.unless(of == DropRule::Oldest, |section| section.value("drop", word));
-    let (cause, remedy) = ("only drop = \"sojourn\" drops after a wait", "write drop = \"sojourn\", or remove it");
-    section.refuse_unless(word == DropWord::Sojourn, "sojourn_ms", cause, remedy);
-    let (cause, remedy) = ("only drop = \"codel\" has it", "write drop = \"codel\", or remove it");
-    section.refuse_unless(word == DropWord::CoDel, "target_ms", cause, remedy);
-    section.refuse_unless(word == DropWord::CoDel, "interval_ms", cause, remedy);
+    let by = ["drop"];
+    let why = ("only drop = \"sojourn\" drops after a wait", "write drop = \"sojourn\", or remove it");
+    section.refuse_unless(word == DropWord::Sojourn, "sojourn_ms", &by, why);
+    let why = ("only drop = \"codel\" has it", "write drop = \"codel\", or remove it");
+    section.refuse_unless(word == DropWord::CoDel, "target_ms", &by, why);
+    section.refuse_unless(word == DropWord::CoDel, "interval_ms", &by, why);
     let sojourn = section.optional_millis("sojourn_ms", WAIT_MS, sojourn).unwrap_or_default();
     if word == DropWord::Sojourn && section.lacks("sojourn_ms") {
         section.refuse("drop", Problem::Missing { key: "sojourn_ms", expected: "a whole number of milliseconds" });
@@ -320,12 +324,18 @@ pub(super) fn rule(
     let (about_targets, about_requests) = (["to", "ports", "protocol"], ["model", "service_tier", "asked_class"]);
     for key in about_targets.into_iter().chain(about_requests) {
         let cause = "a schedule applies to whole connections, and this key to single tunnels or requests";
-        section.refuse_unless(!section.has("schedule"), key, cause, "give the schedule in a rule without this key");
+        let why = (cause, "give the schedule in a rule without this key");
+        section.refuse_unless(!section.has("schedule"), key, &[], why);
     }
     let is_about_targets = about_targets.into_iter().any(|key| section.has(key));
     for key in about_requests {
         let cause = "this key is about requests for models, which have no target";
-        section.refuse_unless(!is_about_targets, key, cause, "write a rule for tunnels and another for requests");
+        section.refuse_unless(
+            !is_about_targets,
+            key,
+            &[],
+            (cause, "write a rule for tunnels and another for requests"),
+        );
     }
     Some(PolicyRule { class, schedule, users, to, ports, protocol, listeners, models, service_tiers, asked_classes })
 }

@@ -14,7 +14,7 @@ use crate::{
     error::Problem,
     policy::Policy,
     quota,
-    section::{Section, Value},
+    section::{Section, SectionHeader, Value},
     targets::{Pattern, Ports, TargetRule, TargetRules},
 };
 
@@ -36,8 +36,7 @@ pub(crate) fn read(relay: &mut Section<'_>, policy: &Policy) -> Option<RelaySett
         let cause = "the entries of one user have different quotas or rates, but these are for the user as a whole";
         relay.refuse(key, Problem::Contradiction { cause, remedy: "write the same in both" });
     }
-    // Not whether `tokens` is empty: a refused entry has been reported already.
-    let listeners = listeners(relay, relay.has_any("token"), policy);
+    let listeners = listeners(relay, policy);
     let others = RelaySettings {
         listeners,
         templates: Vec::new(),
@@ -147,27 +146,36 @@ impl Terms {
         }
     }
 
-    /// Refuses at `section` terms that a listener could not serve.
-    fn listener(self, section: &mut Section<'_>, address: SocketAddr, has_tokens: bool) -> Option<ListenerSettings> {
+    /// Refuses at `section` terms that a listener of this relay could not serve.
+    fn listener(
+        self,
+        section: &Section<'_>,
+        address: SocketAddr,
+        (relay, has_tokens): (&SectionHeader, bool),
+    ) -> Option<ListenerSettings> {
         let auth = self.auth.unwrap_or_default();
+        let refuse = |key, problem, by: &[&'static str]| {
+            let from = section.keys(by).into_iter().chain(by.iter().map(|&key| relay.key(key)));
+            section.refuse_by(key, problem, from.collect());
+        };
         if auth.accepts_tokens() && !has_tokens {
             let cause = "the listener asks for a token, but there is no [[relay.token]]";
             let remedy = "make one with `pacectl token new`, or set auth to \"certificate\" or \"none\"";
-            section.refuse("auth", Problem::Contradiction { cause, remedy });
+            refuse("auth", Problem::Contradiction { cause, remedy }, &["auth", "token"]);
         }
         if auth.accepts_certificates() && self.client_ca.is_none() {
             let cause = "the listener asks for a certificate, but names no authority that signs certificates";
             let remedy = "add client_ca, the PEM file of that authority";
-            section.refuse("auth", Problem::Contradiction { cause, remedy });
+            refuse("auth", Problem::Contradiction { cause, remedy }, &["auth", "client_ca"]);
         }
         if self.client_crl.is_some() && self.client_ca.is_none() {
             let cause = "the list revokes certificates, but without client_ca the listener accepts none";
             let remedy = "add client_ca, the PEM file of the authority that issued the list";
-            section.refuse("client_crl", Problem::Contradiction { cause, remedy });
+            refuse("client_crl", Problem::Contradiction { cause, remedy }, &["client_crl", "client_ca"]);
         }
         for (key, value) in [("certificate", &self.certificate), ("private_key", &self.private_key)] {
             if value.is_none() {
-                section.refuse(key, Problem::Missing { key, expected: PathBuf::EXPECTED });
+                refuse(key, Problem::Missing { key, expected: PathBuf::EXPECTED }, &[key]);
             }
         }
         let identity = ListenerIdentity::Files { certificate: self.certificate?, private_key: self.private_key? };
@@ -176,17 +184,19 @@ impl Terms {
     }
 }
 
-fn listeners(relay: &mut Section<'_>, has_tokens: bool, policy: &Policy) -> Vec<ListenerSettings> {
+fn listeners(relay: &mut Section<'_>, policy: &Policy) -> Vec<ListenerSettings> {
+    // Not whether there are sound tokens: a refused entry has been reported already.
+    let (header, has_tokens) = (relay.header().clone(), relay.has_any("token"));
     let terms = Terms::walk(relay, Terms::default(), policy);
     let plain: Option<Vec<SocketAddr>> = relay.optional_list("listen", None);
     let mut listeners = relay.sections("listener", |listener| {
         let (own, address) = (Terms::walk(listener, Terms::default(), policy), listener.require("address", None));
-        own.or(&terms).listener(listener, address?, has_tokens)
+        own.or(&terms).listener(listener, address?, (&header, has_tokens))
     });
     let plain = plain.unwrap_or_else(|| if relay.has_any("listener") { Vec::new() } else { EVERYWHERE.to_vec() });
     if let Some((first, others)) = plain.split_first() {
         // All share the same terms, so errors in them are reported once.
-        let listener = terms.listener(relay, *first, has_tokens);
+        let listener = terms.listener(relay, *first, (&header, has_tokens));
         let at = |address| listener.clone().map(|listener| ListenerSettings { address, ..listener });
         listeners.extend(others.iter().copied().filter_map(at));
         listeners.extend(listener);
@@ -274,7 +284,8 @@ pub(crate) fn limits(section: &mut Section<'_>, of: &RelayLimits) -> RelayLimits
     if limits.queue_bytes_per_tunnel > limits.queue_bytes_per_connection {
         let cause = "queue_bytes_per_tunnel is larger than queue_bytes_per_connection";
         let remedy = "lower it, or raise queue_bytes_per_connection";
-        section.refuse("queue_bytes_per_tunnel", Problem::Contradiction { cause, remedy });
+        let from = section.keys(&["queue_bytes_per_tunnel", "queue_bytes_per_connection"]);
+        section.refuse_by("queue_bytes_per_tunnel", Problem::Contradiction { cause, remedy }, from);
     }
     limits
 }

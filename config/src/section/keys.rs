@@ -13,7 +13,7 @@ use std::{cell::RefCell, fmt::Display, ops::RangeInclusive, time::Duration};
 use toml::{Spanned, de::DeValue};
 
 use super::{
-    Report, Section, closest,
+    Report, Section, SectionHeader, closest,
     lines::Lines,
     named::Name,
     schema,
@@ -27,7 +27,7 @@ const SHOWN_NAMES: usize = 8;
 /// Returns the keys that `walk` visits as lines; includes defaults if `is_whole`.
 pub(crate) fn write<T>(is_whole: bool, walk: impl FnOnce(&mut Section<'_>) -> T) -> Vec<String> {
     let report = Report { lines: Some(RefCell::new(Lines::new(is_whole))), ..Report::default() };
-    Section::open(&report, String::new(), 0, None, walk);
+    Section::open(&report, SectionHeader::default(), None, walk);
     report.lines.map(|lines| lines.into_inner().into_vec()).unwrap_or_default()
 }
 
@@ -104,7 +104,10 @@ impl Section<'_> {
         self.say(key, || Some(list(held.iter().map(table))));
         let schema = || schema::list_or_tables::<V>(&path);
         let elements = self.elements(key, schema, |section, element| match element.get_ref().as_table() {
-            Some(table) => Section::open(section.report, path.clone(), element.span().start, Some(table), read),
+            Some(table) => {
+                let header = SectionHeader { path: path.clone(), offset: element.span().start };
+                Section::open(section.report, header, Some(table), read)
+            }
             None => section.read::<V>(key, element).map(V::into),
         });
         elements.unwrap_or(held)
@@ -123,7 +126,8 @@ impl Section<'_> {
         let suggestion = closest(&name, names).map(str::to_owned);
         let more = (names.len() > SHOWN_NAMES).then_some("...");
         let known = names.iter().copied().take(SHOWN_NAMES).chain(more).map(str::to_owned).collect();
-        self.refuse(key, Problem::UnknownName { name, suggestion, known });
+        let sections = SectionHeader::default().key(N::SECTIONS);
+        self.refuse_by(key, Problem::UnknownName { name, suggestion, known }, vec![sections]);
         None
     }
 

@@ -9,7 +9,8 @@ use toml::{
 };
 
 use super::{
-    Report, Section, Value,
+    Report, Section, SectionHeader, Value,
+    report::KeyDoubt,
     schema::{self, ANY, NAME},
     text, unfit,
 };
@@ -17,7 +18,8 @@ use crate::{error::Problem, text::quoted};
 
 const MAX_NAME_BYTES: usize = 32;
 
-/// The sections `[key.NAME]` below another section, in the order of the text.
+/// The sections `[key.NAME]` below another section, in the order of the text. A section whose name or value was refused is among
+/// them, because others may refer to it.
 pub(crate) struct NamedSections<'a> {
     report: &'a Report<'a>,
     /// The path of `key`.
@@ -29,6 +31,8 @@ struct Named<'a> {
     name: &'a str,
     offset: usize,
     table: Option<&'a DeTable<'a>>,
+    /// Whether the text has another value in place of the section.
+    is_refused: bool,
 }
 
 impl<'a> Section<'a> {
@@ -41,24 +45,25 @@ impl<'a> Section<'a> {
         if let (Some(value), None) = (value, table) {
             self.refuse(key, unfit(value.get_ref(), "named sections, such as [class.bulk] on a line of its own"));
         }
-        self.collect_named(path, table.into_iter().flatten(), first)
+        self.collect_named(path, key, table.into_iter().flatten(), first)
     }
 
-    /// Finds the sections `[section.NAME]` of this section, which has keys as well: every table whose name is not a key
-    /// asked for so far. Call it after asking for all keys.
-    pub(crate) fn own_named_sections(&mut self) -> NamedSections<'a> {
+    /// Finds the sections `[section.NAME]` of this section, the document's section `key`, which has keys as well: every table
+    /// whose name is not a key asked for so far. Call it after asking for all keys.
+    pub(crate) fn own_named_sections(&mut self, key: &'static str) -> NamedSections<'a> {
         self.has_named_sections = true;
         if let Some(described) = &self.report.schema {
-            described.borrow_mut().add_named(&self.path);
+            described.borrow_mut().add_named(&self.header.path);
         }
         let own = self.table.into_iter().flatten();
         let own = own.filter(|(key, value)| !self.is_key(key.get_ref()) && value.get_ref().is_table());
-        self.collect_named(self.path.clone(), own, None)
+        self.collect_named(self.header.path.clone(), key, own, None)
     }
 
     fn collect_named(
         &self,
         path: String,
+        key: &'static str,
         entries: impl Iterator<Item = (&'a Spanned<DeString<'a>>, &'a Spanned<DeValue<'a>>)>,
         first: Option<&'static str>,
     ) -> NamedSections<'a> {
@@ -66,19 +71,24 @@ impl<'a> Section<'a> {
         for (name, value) in entries {
             let table = value.get_ref().as_table();
             let problem = if !is_name(name.get_ref()) {
+                // Others may refer to the name that was meant.
+                self.report.doubt(SectionHeader::default().key(key), KeyDoubt::Wrong);
                 let expected = "a name of 1 to 32 lower-case letters, digits and hyphens";
-                Problem::Unfit { found: format!("{:?}", name.get_ref()), expected }
-            } else if table.is_none() {
-                unfit(value.get_ref(), "a named section, such as [class.bulk] on a line of its own")
+                Some(Problem::Unfit { found: format!("{:?}", name.get_ref()), expected })
             } else {
-                sections.push(Named { name: name.get_ref(), offset: value.span().start, table });
-                continue;
+                let expected = "a named section, such as [class.bulk] on a line of its own";
+                table.is_none().then(|| unfit(value.get_ref(), expected))
             };
-            self.report.add(name.span().start, format!("{path}.{}", name.get_ref()), problem);
+            if let Some(problem) = problem {
+                let path = format!("{path}.{}", name.get_ref());
+                self.report.add(name.span().start, path, problem, Vec::new());
+            }
+            let (name, offset) = (name.get_ref().as_ref(), value.span().start);
+            sections.push(Named { name, offset, table, is_refused: table.is_none() });
         }
         let first = if self.report.schema.is_some() { Some(ANY) } else { first };
         if let Some(first) = first.filter(|first| sections.iter().all(|section| section.name != *first)) {
-            sections.push(Named { name: first, offset: self.offset, table: None });
+            sections.push(Named { name: first, offset: self.header.offset, table: None, is_refused: false });
         }
         sections.sort_by_key(|section| (Some(section.name) != first, section.offset));
         NamedSections { report: self.report, path, sections }
@@ -86,14 +96,19 @@ impl<'a> Section<'a> {
 }
 
 /// The name of a section of some kind; the section may not exist.
-pub(crate) trait Name: Value + From<String> + Into<String> {}
+pub(crate) trait Name: Value + From<String> + Into<String> {
+    /// The key of the document below which such sections are.
+    const SECTIONS: &'static str;
+}
 
 macro_rules! names {
-    ($($(#[$doc:meta])* $name:ident: $expected:literal,)+) => {$(
+    ($($(#[$doc:meta])* $name:ident in $sections:literal: $expected:literal,)+) => {$(
         $(#[$doc])*
         pub(crate) struct $name(String);
 
-        impl Name for $name {}
+        impl Name for $name {
+            const SECTIONS: &'static str = $sections;
+        }
 
         impl From<String> for $name {
             fn from(name: String) -> Self {
@@ -128,11 +143,11 @@ macro_rules! names {
 
 names! {
     /// The name of a class.
-    ClassName: "the name of a class in quotes",
+    ClassName in "class": "the name of a class in quotes",
     /// The name of a schedule.
-    ScheduleName: "the name of a [schedule.NAME] in quotes",
+    ScheduleName in "schedule": "the name of a [schedule.NAME] in quotes",
     /// The name of a hop.
-    HopName: "the name of a [hop.NAME] in quotes",
+    HopName in "hop": "the name of a [hop.NAME] in quotes",
 }
 
 /// The name of a path, in its own section.
@@ -184,11 +199,7 @@ impl<'a> NamedSections<'a> {
 
     /// Reads all of them independently.
     pub(crate) fn read<T>(&self, mut read: impl FnMut(&'a str, &mut Section<'a>) -> T) -> Vec<T> {
-        let open = |named: &Named<'a>| {
-            let path = format!("{}.{}", self.path, named.name);
-            Section::open(self.report, path, named.offset, named.table, |section| read(named.name, section))
-        };
-        self.sections.iter().map(open).collect()
+        self.sections.iter().map(|named| self.open(named).read_by(|section| read(named.name, section))).collect()
     }
 
     /// Reads all sections. If a section has no value for a key, it takes the value from the section that its `like`
@@ -201,15 +212,10 @@ impl<'a> NamedSections<'a> {
     ) -> Vec<T> {
         let read = |(place, named): (usize, &Named<'a>)| {
             let ancestors = self.ancestors(place, like);
-            let section = Section {
-                report: self.report,
-                path: format!("{}.{}", self.path, named.name),
-                offset: named.offset,
-                table: named.table,
-                inherited: ancestors.iter().filter_map(|place| self.sections[*place].table).collect(),
-                known: Vec::new(),
-                has_named_sections: false,
-            };
+            let inherited = |place: &usize| Some((self.header(&self.sections[*place]), self.sections[*place].table?));
+            let mut section = self.open(named);
+            section.inherited = ancestors.iter().filter_map(inherited).collect();
+            section.like = Some(like);
             section.read_by(|section| {
                 self.refuse_cycle(section, like, place, &ancestors);
                 read(named.name, section)
@@ -226,13 +232,22 @@ impl<'a> NamedSections<'a> {
         mut read: impl FnMut(&'a str, &mut Section<'a>) -> T,
     ) -> Vec<T> {
         let read = |(place, named): (usize, &Named<'a>)| {
-            let path = format!("{}.{}", self.path, named.name);
-            Section::open(self.report, path, named.offset, named.table, |section| {
+            self.open(named).read_by(|section| {
                 self.refuse_cycle(section, next, place, &self.ancestors(place, next));
                 read(named.name, section)
             })
         };
         self.sections.iter().enumerate().map(read).collect()
+    }
+
+    fn open(&self, named: &Named<'a>) -> Section<'a> {
+        let mut section = Section::new(self.report, self.header(named), named.table);
+        section.is_refused = named.is_refused;
+        section
+    }
+
+    fn header(&self, named: &Named<'_>) -> SectionHeader {
+        SectionHeader { path: format!("{}.{}", self.path, named.name), offset: named.offset }
     }
 
     /// Refuses a cycle once, at its first member.
