@@ -384,6 +384,12 @@ impl Door {
         self.control.in_force().revision.text.clone()
     }
 
+    /// When the revision in force is given up unless it is confirmed before, in microseconds since 1970; 0 if it is not on trial.
+    #[zbus(property)]
+    async fn confirm_by_us(&self) -> u64 {
+        self.control.in_force().confirm_by().map_or(0, micros)
+    }
+
     /// Whether a saved policy takes precedence over the files.
     #[zbus(property)]
     async fn saved(&self) -> bool {

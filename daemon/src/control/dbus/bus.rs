@@ -101,6 +101,9 @@ async fn announce(door: &InterfaceRef<Door>, former: &InForce, now: &InForce) ->
     if now.revision.text != former.revision.text {
         this.policy_invalidate(emitter).await?;
     }
+    if now.confirm_by() != former.confirm_by() {
+        this.confirm_by_us_changed(emitter).await?;
+    }
     if now.is_saved != former.is_saved {
         this.saved_changed(emitter).await?;
     }
@@ -122,10 +125,10 @@ mod tests {
 
     use config::policy::MAX_TEXT_BYTES;
     use tokio::time::timeout;
-    use zbus::Message;
+    use zbus::{Message, object_server::Interface};
 
     use super::{
-        super::{waiting::ARRIVING, wire},
+        super::{micros, waiting::ARRIVING, wire},
         *,
     };
     use crate::{
@@ -210,5 +213,51 @@ mod tests {
             assert!(signal.contains("PropertiesChanged") && signal.contains(property), "{signal:?}");
             assert!(!signal.contains("secret"), "{signal:?}");
         }
+    }
+
+    #[tokio::test]
+    async fn the_end_of_a_trial_is_a_property_that_changes_as_the_trial_begins_and_ends() {
+        let (control, _wishes) = control("");
+        let (builder, _calls, mut said) = wire::silent_bus();
+        let connection = builder.serve_at(PATH, door(&control)).build().await.unwrap();
+        let door = connection.object_server().interface::<_, Door>(PATH).await.unwrap();
+        let mut changes = async |former: InForce| {
+            announce(&door, &former, &control.in_force()).await.unwrap();
+            let mut changed = Vec::new();
+            while let Ok(signal) = said.try_recv() {
+                type Changed = (String, HashMap<String, zbus::OwnedVariant>, Vec<String>);
+                let (_, values, _): Changed = signal.body().deserialize().unwrap();
+                changed.extend(values.into_iter().filter_map(|(key, value)| Some((key, u64::try_from(value).ok()?))));
+            }
+            changed
+        };
+        let former = control.in_force();
+        assert_eq!(door.get().await.confirm_by_us().await, 0);
+        let text = "[class.one]\n".to_owned();
+        let trial = Submission { text, confirm_within: Some(PAUSE), ..Submission::default() };
+        let end = micros(control.policies.submit(trial).unwrap().confirm_by.unwrap());
+        assert_eq!(door.get().await.confirm_by_us().await, end);
+        assert_eq!(changes(former).await, [("Revision".to_owned(), 2), ("ConfirmByUs".to_owned(), end)]);
+        let former = control.in_force();
+        control.policies.confirm(2, false).unwrap();
+        assert_eq!(changes(former).await, [("ConfirmByUs".to_owned(), 0)]);
+    }
+
+    #[test]
+    fn the_interface_is_as_its_installed_description_says() {
+        let (control, _wishes) = control("");
+        let mut own = String::new();
+        Interface::introspect_to_writer(&door(&control), &mut own, 0);
+        let lines = |text: &str| {
+            let begin = text.find("<interface name=\"org.paced.Control1\">").unwrap();
+            let end = text.find("</interface>").unwrap();
+            text[begin..end]
+                .lines()
+                .map(|line| line.trim().to_owned())
+                .filter(|line| !line.is_empty())
+                .collect::<Vec<_>>()
+        };
+        let installed = include_str!("../../../../systemd/org.paced.Control1.xml");
+        assert_eq!(lines(&own), lines(installed));
     }
 }
