@@ -60,24 +60,9 @@ pub(crate) fn engine_state(of: &v1::Engine) -> String {
 
 pub(crate) async fn engines(client: &mut ControlClient, as_json: bool) -> Result<()> {
     let answer = client.list_engines(v1::ListEnginesRequest {}).await?.into_inner();
-    let ms = |time: Option<prost_types::Duration>| {
-        let time = time.and_then(|time| Duration::try_from(time).ok()).unwrap_or_default();
-        format!("{:.1}", time.as_secs_f64() * 1e3)
-    };
     let row = |of: v1::Engine| {
         let state = engine_state(&of);
-        let cost = of.cost.map(|cost| {
-            [
-                format!("{} ms + {} per 1000", ms(cost.first_token), ms(cost.first_token_per_thousand)),
-                format!(
-                    "{} ms + {} each{}",
-                    ms(cost.step),
-                    ms(cost.step_per_request),
-                    beside(cost.longer_per_neighbour)
-                ),
-            ]
-        });
-        let [first_token, step] = cost.unwrap_or_else(|| ["-".into(), "-".into()]);
+        let [first_token, step] = of.cost.as_ref().map_or_else(|| ["-".into(), "-".into()], cost);
         [
             of.model,
             or_dash(&of.engine),
@@ -119,6 +104,18 @@ pub(crate) async fn engines(client: &mut ControlClient, as_json: bool) -> Result
     })
 }
 
+/// Returns the estimates of an engine: of a first token by the length of the prompt, and of a step by the number of requests.
+fn cost(of: &v1::EngineCost) -> [String; 2] {
+    let ms = |time: Option<prost_types::Duration>| {
+        let time = time.and_then(|time| Duration::try_from(time).ok()).unwrap_or_default();
+        format!("{:.1} ms", time.as_secs_f64() * 1e3)
+    };
+    [
+        format!("{} + {} per 1000", ms(of.first_token), ms(of.first_token_per_thousand)),
+        format!("{} + {} each{}", ms(of.step), ms(of.step_per_request), beside(of.longer_per_neighbour)),
+    ]
+}
+
 /// Says by how much a busy engine on the same GPU makes steps longer, if that is at least half a per cent.
 fn beside(longer: f64) -> String {
     if longer < 0.005 { String::new() } else { format!(", + {:.0} % by a neighbour", longer * 100.0) }
@@ -143,5 +140,24 @@ pub(crate) fn policy(name: &str, kind: &str) -> String {
         "" => kind.to_owned(),
         _ if name.starts_with('/') => format!("{kind} ({name})"),
         _ => name.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_estimated_time_of_an_engine_has_its_unit() {
+        let time = |ms: i32| Some(prost_types::Duration { seconds: 0, nanos: ms * 1_000_000 });
+        let of = v1::EngineCost {
+            first_token: time(20),
+            first_token_per_thousand: time(45),
+            step: time(12),
+            step_per_request: time(1),
+            longer_per_neighbour: 0.1,
+            ..v1::EngineCost::default()
+        };
+        assert_eq!(cost(&of), ["20.0 ms + 45.0 ms per 1000", "12.0 ms + 1.0 ms each, + 10 % by a neighbour"]);
     }
 }
