@@ -7,7 +7,6 @@
 //! tunnel, whose queue drops payloads if one turn brings more than the queue holds.
 
 use std::{
-    ffi::c_void,
     io::{self, ErrorKind, IoSliceMut},
     net::{Ipv4Addr, SocketAddr, UdpSocket},
     ops::Range,
@@ -24,7 +23,6 @@ use std::{
 
 use futures::task::{ArcWake, AtomicWaker, waker_ref};
 use quinn_udp::{RecvMeta, UdpSockRef, UdpSocketState};
-use rustix::mm::{Advice, madvise};
 use s2n_quic_core::{
     event,
     inet::{ExplicitCongestionNotification, SocketAddress, datagram::Header},
@@ -35,7 +33,10 @@ use s2n_quic_platform::{message::default::Handle, syscall};
 use socket2::Socket;
 use tokio::io::{Interest, unix::AsyncFd};
 
+use self::mapping::Mapping;
 use crate::descriptor::watch;
+
+mod mapping;
 
 /// Most messages that the event loop takes between two turns of other tasks.
 const MESSAGES: usize = 128;
@@ -87,7 +88,7 @@ impl Rx {
         // that the endpoint's socket does not need.
         let any = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
         let state = UdpSocketState::new(UdpSockRef::from(&any))?;
-        let (bytes, address) = (buffers(), address.into());
+        let (bytes, address) = (Mapping::new(MESSAGES * STRIDE_BYTES)?, address.into());
         let arrivals = Arrivals {
             state,
             address,
@@ -157,7 +158,7 @@ pub(super) struct Arrivals {
     state: UdpSocketState,
     /// The socket's own address.
     address: LocalAddress,
-    bytes: Vec<u8>,
+    bytes: Mapping,
     meta: [RecvMeta; MESSAGES],
     /// The messages of this turn that are not taken yet.
     turn: Range<usize>,
@@ -247,60 +248,9 @@ impl event_loop::Stats for NoStatistics {
     fn publish<P: event::EndpointPublisher>(&mut self, _publisher: &mut P) {}
 }
 
-/// Allocates the buffers for one turn's messages.
-///
-/// Where the kernel gives huge pages unasked, the first packet in each 2 MiB would make it clear all of that at once: packets
-/// that were due meanwhile left in one train (4.4 ms in the lab). And a packet of 1,500 bytes needs only one page of its
-/// buffer's 64 KiB.
-fn buffers() -> Vec<u8> {
-    let bytes = vec![0; MESSAGES * STRIDE_BYTES];
-    without_huge_pages(bytes.as_ptr() as usize, bytes.len());
-    bytes
-}
-
-/// Asks the kernel to use no huge pages for the whole pages in a range of this process's memory.
-fn without_huge_pages(address: usize, bytes: usize) {
-    let page_bytes = rustix::param::page_size();
-    let begin = address.next_multiple_of(page_bytes);
-    let end = (address + bytes) / page_bytes * page_bytes;
-    // SAFETY: the advice changes how the kernel backs the memory, not its contents. A kernel without huge pages refuses the
-    // advice and does not need it. `rustix` offers no safe call, because other advice discards contents.
-    _ = unsafe { madvise(begin as *mut c_void, end.saturating_sub(begin), Advice::LinuxNoHugepage) };
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::io::skipped;
-
-    /// Returns the flags of the mapping that contains an address, from /proc/self/smaps (proc(5)).
-    fn flags(address: usize) -> String {
-        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
-        let mut is_here = false;
-        for line in maps.lines() {
-            let range = line.split_once(' ').and_then(|(range, _)| range.split_once('-'));
-            let parsed = range.map(|(begin, end)| [begin, end].map(|end| usize::from_str_radix(end, 16)));
-            if let Some([Ok(begin), Ok(end)]) = parsed {
-                is_here = (begin..end).contains(&address);
-            } else if let Some(flags) = line.strip_prefix("VmFlags: ").filter(|_| is_here) {
-                return flags.to_owned();
-            }
-        }
-        panic!("no mapping holds {address:#x}");
-    }
-
-    #[test]
-    fn buffers_are_no_huge_pages() {
-        if !std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
-            skipped("buffers_are_no_huge_pages", "this kernel has no huge pages");
-            return;
-        }
-        let buffers = buffers();
-        for entry in [1, 63, 126] {
-            let flags = flags(buffers[entry * STRIDE_BYTES..].as_ptr() as usize);
-            assert!(flags.split(' ').any(|flag| flag == "nh"), "{entry}: {flags}");
-        }
-    }
 
     /// A receiver, a sender, and the receiver's address.
     fn pair() -> (Rx, UdpSocket, SocketAddr) {
