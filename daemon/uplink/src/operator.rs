@@ -209,6 +209,7 @@ impl Drop for PreparedMove {
 #[cfg(test)]
 mod tests {
     use test_relay::{Does, PATIENCE, TestRelay};
+    use tokio::time::Instant;
 
     use super::*;
     use crate::{UplinkResources, tests::paths_to};
@@ -298,6 +299,23 @@ mod tests {
         line.retire();
         assert_eq!(PreparedMove::choose(uplink, relay("b.example:443")).carry_out(), [line.id]);
         assert!(line.is_left());
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_a_move_left_is_closed_as_soon_as_it_has_no_tunnels() {
+        let server = TestRelay::start(Does::Echo, true);
+        let uplink = Uplink::new(vec![server.endpoint()], None, (PATIENCE, PATIENCE), UplinkResources::default());
+        let lines = [uplink.connect(0).await, uplink.connect(0).await, uplink.connect(0).await];
+        let tunnel = lines[0].link().unwrap();
+        assert_eq!(PreparedMove::choose(uplink.clone(), relay("b.example:443")).carry_out().len(), lines.len());
+        // It may answer again.
+        lines[2].doubt(true);
+        let closed = || lines.each_ref().map(|line| line.is_closed());
+        uplink.close_spare(Instant::now());
+        assert_eq!(closed(), [false, true, false]);
+        drop(tunnel);
+        uplink.close_spare(Instant::now());
+        assert_eq!(closed(), [true, true, false]);
     }
 
     #[tokio::test]

@@ -85,8 +85,8 @@ impl Uplink {
         self.state.borrow().lines.iter().for_each(|line| _ = line.observe(now_ns));
     }
 
-    /// Closes connections without tunnels if their relay is shutting down, if they take none, or if others of the same
-    /// path suffice. One connection is kept to a relay that holds tunnels of another path, or that a slow one is compared with.
+    /// Closes connections without tunnels if their relay is shutting down, if they take none any more, or if others of the same path suffice.
+    /// One connection is kept to a relay that holds tunnels of another path, or that a slow one is compared with.
     pub(crate) fn close_spare(&self, now: Instant) {
         self.state.send_if_modified(|state| {
             let order = state.in_order(now);
@@ -102,7 +102,9 @@ impl Uplink {
                     || line.stands_by()
                     || state.settles(line, now)
                     || first.is_none_or(|first| Arc::ptr_eq(first, line));
-                let is_ending = line.goes() || line.is_worn();
+                // Nothing brings back a connection that tunnels have left, unless it was silent or slow.
+                let is_over = line.is_left() && !line.is_doubted() && !line.is_slow();
+                let is_ending = line.goes() || line.is_worn() || is_over;
                 line.tunnels() > 0 || !is_ending && (is_young || is_needed || is_awaited)
             };
             let (kept, spare): (Vec<_>, Vec<_>) = state.lines.iter().cloned().partition(is_kept);
