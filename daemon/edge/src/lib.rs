@@ -24,6 +24,7 @@
 //! | `resources` | what the role shares with the rest of its process |
 //! | [`sources`] | the table of senders |
 //! | `wanted` | the local addresses that a configuration needs, and their connections |
+//! | `preparing` | what is made before the addresses of a new configuration are served |
 //! | [`notice`] | when to say that something failed |
 //!
 //! The connections to relays, which local addresses share, are the crate [`uplink`].
@@ -31,32 +32,18 @@
 //! **Invariant:** a sender never waits for another, and no sender can make the edge hold more than a bounded number of bytes for
 //! it; payloads that exceed a bound are dropped, oldest first, and counted.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    io,
-    net::SocketAddr,
-    pin::Pin,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, io, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
-use config::{Config, forward::Forward, path::PathSettings};
+use config::forward::Forward;
 use futures::future::join_all;
-use quic::{class::Membership, endpoint::Transport};
-use relay_client::{
-    access::Access,
-    endpoint::{Endpoint, Via},
-    exit::Exit,
-};
-use role::bind_error::BindError;
-use serving::classes::RequestClasses;
+use quic::endpoint::Transport;
 use tokio::{
     sync::watch,
     task::{AbortHandle, JoinSet},
 };
 use tracing::info;
-use uplink::{Path, PathTerms, Uplink, moves::HostNetwork};
+use uplink::{Uplink, moves::HostNetwork};
 
 pub mod balance;
 pub mod classes;
@@ -66,6 +53,7 @@ pub mod hop;
 pub mod local;
 pub mod notice;
 pub mod parting;
+mod preparing;
 pub mod proxy;
 mod resources;
 pub mod roster;
@@ -80,14 +68,12 @@ mod wanted;
 
 pub use classes::EntranceClasses;
 pub use counters::{EdgeMetrics, LocalAddressCounters};
-use hop::HopTunnels;
-use local::Local;
-use proxy::Entrance;
+pub use preparing::PreparedAddresses;
+use preparing::{Member, Other, Place};
 pub use resources::EdgeResources;
 pub use schedules::NamedSchedules;
 use serve::LastAnswers;
 use socket::LocalSocket;
-use tcp::Connections;
 use wanted::{SharingKey, Wanted};
 
 /// The edge role: the served local addresses, and the connections to relays that they share.
@@ -131,57 +117,6 @@ struct Shared {
     may_answer: bool,
 }
 
-/// Local addresses that can be served: their files could be used and their sockets bound.
-pub struct PreparedAddresses {
-    places: Vec<Place>,
-    /// The terms of the configuration's paths, by name.
-    terms: BTreeMap<String, PathTerms>,
-}
-
-enum Place {
-    /// A local address that is served already, by its place among the served ones.
-    Same(usize),
-    Other(Box<Other>),
-}
-
-/// The task that serves a local address, until it is dropped.
-type Serving = Pin<Box<dyn Future<Output = io::Result<()>> + Send>>;
-
-/// A local address that is not served yet, or is served differently.
-struct Other {
-    wanted: Wanted,
-    contents: [u8; 32],
-    /// Several if requests are spread over several gateways.
-    keys: Vec<(SharingKey, Arc<Uplink>)>,
-    /// The connections to the hops on the way.
-    before: Vec<(SharingKey, Arc<Uplink>)>,
-    socket: LocalSocket,
-    member: Member,
-    serving: Serving,
-}
-
-impl Other {
-    /// Returns the files whose change alone makes it replace `served`; empty if the configuration of the address has changed as well.
-    fn changed_files(&self, served: &Served) -> Vec<String> {
-        if served.wanted != self.wanted {
-            return Vec::new();
-        }
-        let own = self.wanted.file().filter(|_| served.contents != self.contents);
-        let keys = self.keys.iter().zip(&served.keys).flat_map(|((key, _), before)| key.changed_files(before));
-        let files: BTreeSet<_> = own.into_iter().chain(keys).map(|file| file.display().to_string()).collect();
-        files.into_iter().collect()
-    }
-}
-
-/// The class or classes of a local address.
-#[derive(Clone)]
-enum Member {
-    /// One class for all its traffic.
-    Traffic(Membership),
-    /// A class for each of its requests for models.
-    Requests(RequestClasses),
-}
-
 impl Edge {
     /// Returns a role without local addresses, whose connections have these settings. `schedules` order the traffic of one
     /// connection, and `moves` reports changes of this host's addresses and devices.
@@ -195,149 +130,6 @@ impl Edge {
         let (locals, connections, last_answers) = (JoinSet::new(), JoinSet::new(), LastAnswers::default());
         let (served, uplinks, has_begun) = (Vec::new(), Vec::new(), false);
         Self { transport, resources, schedules, moves, served, uplinks, locals, connections, last_answers, has_begun }
-    }
-
-    /// Prepares to serve exactly the local addresses of a configuration, without changing what is served now.
-    ///
-    /// # Errors
-    /// A local address is taken or not ours, or a file that the configuration names is not usable. An unreachable relay is not
-    /// an error: the edge tries again. Nor is a token that cannot be read before the first addresses are served: it may come later.
-    pub fn prepare(&self, config: &Config) -> Result<PreparedAddresses> {
-        let mut made: Vec<(SharingKey, Arc<Uplink>)> = Vec::new();
-        let place = |wanted: Wanted| -> Result<Place> {
-            let (keys, contents) = (wanted.sharing_keys(config), wanted.contents());
-            let is_same = |of: &Served| of.wanted == wanted && of.keys == keys && of.contents == contents;
-            Ok(match self.served.iter().position(is_same) {
-                Some(place) => Place::Same(place),
-                None => Place::Other(Box::new(self.prepare_one(wanted, contents, keys, &mut made)?)),
-            })
-        };
-        let places = Wanted::all(config).map(place).collect::<Result<_>>()?;
-        let terms = config.paths.iter().map(|path| {
-            let PathSettings { name, cost, rate, .. } = path;
-            (name.clone(), PathTerms { cost: *cost, rate: *rate })
-        });
-        Ok(PreparedAddresses { places, terms: terms.collect() })
-    }
-
-    fn prepare_one(
-        &self,
-        wanted: Wanted,
-        contents: [u8; 32],
-        keys: Vec<SharingKey>,
-        made: &mut Vec<(SharingKey, Arc<Uplink>)>,
-    ) -> Result<Other> {
-        let (listen, name) = (wanted.listen(), wanted.name());
-        let keys = keys.into_iter().map(|key| Ok((key.clone(), self.uplink(key, listen, made)?)));
-        let keys: Vec<_> = keys.collect::<Result<_>>()?;
-        let before = keys.iter().flat_map(|(key, _)| key.all_before());
-        let before = before.map(|key| Ok((key.clone(), self.uplink(key, listen, made)?)));
-        let before: Vec<_> = before.collect::<Result<_>>()?;
-        let socket = match self.served.iter().find(|served| served.wanted.is_at(&wanted)) {
-            // Payloads that wait in the socket go where the new address says.
-            Some(served) => served.socket.try_clone().map_err(anyhow::Error::from),
-            None => {
-                let protocol = wanted.protocol();
-                LocalSocket::bind(listen, protocol).map_err(|error| BindError::new(protocol, listen, error).into())
-            }
-        };
-        let bind_failed = || format!("failed to serve {listen} ({name})");
-        let socket = socket.with_context(bind_failed)?;
-        let member = match &wanted {
-            Wanted::Serve(serve) => Member::Requests(RequestClasses::at(serve)),
-            _ => Member::Traffic(Membership::default()),
-        };
-        let own = socket.try_clone().with_context(bind_failed)?;
-        let uplinks = keys.iter().map(|(_, uplink)| uplink.clone()).collect();
-        let serving = self.serving(own, &wanted, member.clone(), uplinks).with_context(bind_failed)?;
-        Ok(Other { wanted, contents, keys, before, socket, member, serving })
-    }
-
-    /// Returns the connections with this key, which local addresses share.
-    fn uplink(
-        &self,
-        key: SharingKey,
-        listen: SocketAddr,
-        made: &mut Vec<(SharingKey, Arc<Uplink>)>,
-    ) -> Result<Arc<Uplink>> {
-        let known = self.uplinks.iter().map(|shared| (&shared.key, &shared.uplink));
-        let mut known = known.chain(made.iter().map(|(key, uplink)| (key, uplink)));
-        if let Some((_, uplink)) = known.find(|(known, _)| **known == key) {
-            return Ok(uplink.clone());
-        }
-        let schedule = key.uplink.schedule.as_deref();
-        let endpoint = |access: Access| {
-            // After the start, a token may come later; but a reload must not replace what works by what cannot.
-            if let Some(token) = access.token.as_ref().filter(|_| self.has_begun) {
-                token.check()?;
-            }
-            let (counters, schedules) = (self.resources.metrics.datagrams.clone(), self.schedules.get(schedule));
-            Endpoint::new(access, self.transport.clone(), counters, schedules)
-        };
-        let endpoints = |accesses: Vec<Access>| {
-            let relays = accesses.into_iter().map(endpoint).collect::<Result<Vec<_>>>();
-            relays.with_context(|| format!("failed to set up the connection from {listen} to the relay"))
-        };
-        let mut paths = Vec::new();
-        for path in key.paths.iter().map(Some).chain(key.paths.is_empty().then_some(None)) {
-            let name = path.map_or("", |path| path.name.as_str());
-            let exit =
-                path.map(|path| Exit::new(path.interface.clone(), path.address)).unwrap_or_default().of_path(name);
-            let (exit, accesses) =
-                (Arc::new(exit), path.map_or_else(|| Access::of(&key.uplink), |path| key.accesses(path)));
-            let via = match key.before(path) {
-                None => None,
-                Some((name, before)) => {
-                    let uplink = self.uplink(before, listen, made)?;
-                    let EdgeResources { metrics, roster, .. } = &self.resources;
-                    let tunnels = HopTunnels::new(name, uplink, roster.clone(), metrics.hop_withheld.clone());
-                    Some(Arc::new(tunnels) as Arc<dyn Via>)
-                }
-            };
-            let leaving = |relay: Endpoint| match &via {
-                Some(via) => relay.through(via.clone(), &exit),
-                None => relay.leaving_by(exit.clone()),
-            };
-            let relays = endpoints(accesses)?.into_iter().map(leaving).collect();
-            paths.push(Path::new(name, relays).leaving(&exit));
-        }
-        let (schedule, backoff) = (key.uplink.schedule.clone(), key.uplink.backoff);
-        let uplink = Uplink::over(paths, schedule, backoff, self.resources.uplinks.clone());
-        made.push((key, uplink.clone()));
-        Ok(uplink)
-    }
-
-    fn serving(&self, own: LocalSocket, wanted: &Wanted, member: Member, uplinks: Vec<Arc<Uplink>>) -> Result<Serving> {
-        let first = uplinks.first().cloned().context("no relay is configured")?;
-        let entrance = self.resources.entrance(wanted.listen(), wanted.name());
-        Ok(match (own, wanted, member) {
-            (LocalSocket::Udp(socket), Wanted::Forward(forward), Member::Traffic(member)) => {
-                Box::pin(Local::new(socket, forward, member, first, entrance)?.run())
-            }
-            (LocalSocket::Tcp(socket), Wanted::Forward(forward), Member::Traffic(member)) => {
-                let connections = Connections::new(socket, forward, member, first, entrance)?;
-                Box::pin(async move {
-                    connections.run().await;
-                    Ok(())
-                })
-            }
-            (LocalSocket::Tcp(socket), Wanted::Proxy(proxy), Member::Traffic(member)) => {
-                let clients = Entrance::new(socket, proxy, member, first, entrance)?;
-                Box::pin(async move {
-                    clients.run().await;
-                    Ok(())
-                })
-            }
-            (LocalSocket::Tcp(socket), Wanted::Serve(serve), Member::Requests(classes)) => {
-                let kept = (entrance, self.last_answers.clone());
-                let clients = serve::Clients::new(socket, serve, classes, uplinks, kept)?;
-                Box::pin(async move {
-                    clients.run().await;
-                    Ok(())
-                })
-            }
-            _ => anyhow::bail!("it listens to TCP"),
-        })
     }
 
     /// Serves exactly the addresses that were prepared last, each in the class that `classes` has for it.

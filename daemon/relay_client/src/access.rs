@@ -1,19 +1,16 @@
 //! The relay of a client, and the credentials for it.
 
-use std::{
-    env,
-    fs::File,
-    io::{self, Read as _},
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{env, path::PathBuf, sync::Arc};
 
 use config::uplink::{ClientFiles, TrustSource, UplinkSettings};
 use masque::template::Template;
 use quic::tls;
 use sha2::{Digest as _, Sha256};
 
-use crate::error::{ConnectError, TokenError};
+use crate::{
+    error::{ConnectError, TokenError},
+    token_file::ReadingTurn,
+};
 
 /// What a client has to know to use a relay.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,53 +85,40 @@ impl Access {
     }
 }
 
-/// How many bytes of a token's file are read.
-const MOST_BYTES: u64 = 1 << 20;
-
 impl TokenSource {
-    /// Like [`read`](Self::read), for tasks on a thread that must not wait for a file.
+    /// Reads the token for an attempt to connect.
     ///
     /// # Errors
-    /// As [`read`](Self::read).
-    pub async fn read_aside(&self) -> Result<Arc<str>, ConnectError> {
-        let source = self.clone();
-        let read = tokio::task::spawn_blocking(move || source.read()).await;
-        read.unwrap_or_else(|error| {
-            let cause = TokenError::from(io::Error::other(error));
-            Err(ConnectError::Token { from: "the token".to_owned(), cause })
-        })
-    }
-
-    /// Reads the token, and waits for its file: a shell may pass a pipe (`<(command)`).
-    ///
-    /// # Errors
-    /// It cannot be read, or is not a valid token.
-    pub fn read(&self) -> Result<Arc<str>, ConnectError> {
-        self.read_by(|path| {
-            let mut text = String::new();
-            File::open(path)?.take(MOST_BYTES).read_to_string(&mut text)?;
-            Ok(text)
+    /// It cannot be read, or not within ten seconds; or it is not a valid token.
+    pub(crate) async fn read(&self, turn: &ReadingTurn) -> Result<Arc<str>, ConnectError> {
+        self.parse(match self {
+            Self::File(path) => turn.read(path).await.map_err(TokenError::from),
+            Self::Environment(name) => env::var(name).map_err(TokenError::from),
         })
     }
 
     /// Checks that there is a token, without waiting for a file that is not a regular one.
     ///
     /// # Errors
-    /// As [`read`](Self::read), or its file is not a regular one.
+    /// It cannot be read, or is not a valid token; or its file is not a regular one.
     pub fn check(&self) -> Result<(), ConnectError> {
-        self.read_by(tls::read_configured_text).map(drop)
+        self.parse(match self {
+            Self::File(path) => tls::read_configured_text(path).map_err(TokenError::from),
+            Self::Environment(name) => env::var(name).map_err(TokenError::from),
+        })
+        .map(drop)
     }
 
-    fn read_by(&self, read: impl FnOnce(&Path) -> io::Result<String>) -> Result<Arc<str>, ConnectError> {
-        let (from, text) = match self {
-            Self::File(path) => (path.display().to_string(), read(path).map_err(TokenError::from)),
-            Self::Environment(name) => (format!("${name}"), env::var(name).map_err(TokenError::from)),
-        };
+    fn parse(&self, text: Result<String, TokenError>) -> Result<Arc<str>, ConnectError> {
         let token = text.and_then(|text| match text.trim() {
             "" => Err(TokenError::Malformed),
             token if !token.bytes().all(|byte| byte.is_ascii_graphic()) => Err(TokenError::Malformed),
             token => Ok(token.into()),
         });
-        token.map_err(|cause| ConnectError::Token { from, cause })
+        let from = || match self {
+            Self::File(path) => path.display().to_string(),
+            Self::Environment(name) => format!("${name}"),
+        };
+        token.map_err(|cause| ConnectError::Token { from: from(), cause })
     }
 }

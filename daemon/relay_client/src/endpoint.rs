@@ -37,7 +37,7 @@ use tokio::{
 
 use crate::{
     RelayConnection, access::Access, credentials::CredentialsStanding, error::ConnectError, exit::Exit,
-    form::Experience, names::RelayAddresses,
+    form::Experience, names::RelayAddresses, token_file::ReadingTurn,
 };
 
 /// How long one address of a relay may take to complete a handshake: enough for s2n-quic to find out that its first packets
@@ -120,6 +120,7 @@ pub struct Endpoint {
     /// For IPv4 and IPv6; each is made at its first use.
     sockets: Mutex<[Option<s2n_quic::Client>; 2]>,
     addresses: RelayAddresses,
+    token_turn: ReadingTurn,
     /// Notified when attempts to connect have to begin again.
     anew: Notify,
 }
@@ -192,6 +193,7 @@ impl Endpoint {
             via: None,
             sockets,
             addresses,
+            token_turn: ReadingTurn::default(),
             anew: Notify::new(),
         })
     }
@@ -297,7 +299,7 @@ impl Endpoint {
 
     async fn connect_once(&self) -> Result<Connected, ConnectError> {
         let bearer = match &self.access.token {
-            Some(token) => Some(token.read_aside().await?),
+            Some(token) => Some(token.read(&self.token_turn).await?),
             None => None,
         };
         let origin = self.origin();

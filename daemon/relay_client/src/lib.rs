@@ -5,7 +5,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`endpoint`], `names` | how a client reaches its relay: sockets, name resolution, TLS |
-//! | [`access`], `introduction`, [`credentials`] | its credentials, how it shows them, and whether the relay takes them |
+//! | [`access`], `token_file`, `introduction`, [`credentials`] | its credentials, how it shows them, and whether the relay takes them |
 //! | [`exit`] | how packets leave this host |
 //! | [`form`] | the form of tunnels of `mode = "auto"`: datagrams or the stream, by what connections saw of the path |
 //! | [`failover`], [`backoff`] | which of several relays is used, and when to try again |
@@ -21,6 +21,7 @@ pub mod failover;
 pub mod form;
 mod introduction;
 mod names;
+mod token_file;
 
 use std::{net::SocketAddr, sync::Arc};
 

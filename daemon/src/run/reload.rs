@@ -148,7 +148,8 @@ impl Daemon {
         };
         // A long policy takes a while to read, too.
         let (config, changed, files) = read_aside(&self.runtime, &READS, read).await?;
-        let prepared = self.prepare(&config, files, &[], open)?;
+        let entrances = self.edge.prepare(&config)?;
+        let prepared = self.prepare(&config, (files, entrances), &[], open)?;
         // It waits for other writers of the policy, which may wait for the disk.
         let (policies, wanted, author) = (open.policies.clone(), config.clone(), author.to_owned());
         let policy = self.runtime.spawn_blocking(move || policies.reload(&wanted, &author)).await??;
@@ -181,15 +182,21 @@ impl Daemon {
         let (read, in_force) = (config.clone(), self.certificates.clone());
         let files = read_aside(&self.runtime, &READS, move || ReadFiles::of(&read, &in_force)).await?;
         // A certificate that expired while it was in force must not keep others from being renewed.
-        self.prepare(config, files, &self.certificates, open)
+        self.prepare(config, (files, self.edge.prepare_again(config)?), &self.certificates, open)
     }
 
     /// Expired certificates are accepted if they are among those `in_force`.
-    fn prepare(&self, config: &Config, files: ReadFiles, in_force: &[Certificate], open: &Open) -> Result<Prepared> {
+    fn prepare(
+        &self,
+        config: &Config,
+        (files, entrances): (ReadFiles, edge::PreparedAddresses),
+        in_force: &[Certificate],
+        open: &Open,
+    ) -> Result<Prepared> {
         Ok(Prepared {
             files,
             gateway: self.gateway.prepare(config, in_force, &self.parts)?,
-            entrances: self.edge.prepare(config)?,
+            entrances,
             doors: open.doors.prepare(&self.config.control, &config.control, in_force)?,
             page: self.prepare_page(config.metrics.listen)?,
         })

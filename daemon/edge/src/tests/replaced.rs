@@ -186,6 +186,42 @@ async fn a_token_that_cannot_be_read_refuses_a_reload_and_no_start() {
 }
 
 #[tokio::test]
+async fn a_token_that_cannot_be_read_keeps_the_changed_files_of_no_other_address_from_taking_effect() {
+    let relay = TestRelay::start(Does::Echo, true);
+    let (mut edge, classes) = role();
+    let [broken, other] = ["broken", "other"].map(|name| {
+        let file = std::env::temp_dir().join(format!("paced-edge-{name}-token-{}", std::process::id()));
+        std::fs::write(&file, "first").unwrap();
+        file
+    });
+    let at = |host, file: &PathBuf| forward_on(&relay, [127, 0, 0, host], TunnelMode::Datagram, Some(file.clone()));
+    let forwards = [at(1, &broken), at(2, &other)];
+    edge.serve(edge.prepare(&wanting(&forwards)).unwrap(), &classes);
+    let application = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).await.unwrap();
+    echoes(&edge, &forwards[0], &application).await;
+    let requests = relay.seen.requests.load(Relaxed);
+
+    std::fs::write(&broken, "two words").unwrap();
+    std::fs::write(&other, "second").unwrap();
+    assert!(edge.prepare(&wanting(&forwards)).is_err(), "a reload is refused");
+    let prepared = edge.prepare_again(&wanting(&forwards)).unwrap();
+    assert!(matches!(prepared.places[..], [Place::Same(0), Place::Other(_)]));
+    edge.serve(prepared, &classes);
+    assert_eq!((edge.served.len(), edge.uplinks.len()), (2, 2));
+    echoes(&edge, &forwards[0], &application).await;
+    assert_eq!(relay.seen.requests.load(Relaxed), requests, "its tunnel is the same");
+
+    std::fs::write(&broken, "second").unwrap();
+    let prepared = edge.prepare_again(&wanting(&forwards)).unwrap();
+    let is_new =
+        |listen| prepared.places.iter().any(|it| matches!(it, Place::Other(it) if it.wanted.listen() == listen));
+    assert_eq!(forwards.each_ref().map(|forward| is_new(forward.listen)), [true, false], "it is read once it can be");
+    let moved = Forward { listen: ([127, 0, 0, 3], 0).into(), ..at(1, &"/nowhere/token".into()) };
+    assert!(edge.prepare_again(&wanting(&[moved])).is_err(), "nothing is there that could stay");
+    [broken, other].iter().for_each(|file| std::fs::remove_file(file).unwrap());
+}
+
+#[tokio::test]
 async fn connections_and_tunnels_stay_when_a_path_only_gets_other_terms() {
     let relay = TestRelay::start(Does::Echo, true);
     let (mut edge, classes) = role();
