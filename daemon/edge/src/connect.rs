@@ -40,6 +40,9 @@ const COUNT: Duration = Duration::from_secs(1);
 /// The word of the access log for a tunnel that an operator ended.
 pub(crate) const OPERATOR: &str = "operator";
 
+/// The word of the access log for a tunnel whose application has broken its connection.
+const APPLICATION: &str = "application";
+
 /// How connections of one local address get to a relay.
 pub struct RelayAccess {
     /// The connection to the relay.
@@ -117,7 +120,7 @@ pub(crate) fn word_of_udp(end: &TunnelEnd) -> &'static str {
 fn word_of_tcp(end: &End) -> &'static str {
     match end {
         End::Failed(TcpError::Http(error)) => word_of(error),
-        End::Failed(TcpError::Socket(_)) => "application",
+        End::Failed(TcpError::Socket(_)) => APPLICATION,
         End::Finished | End::Idle | End::Stopped => end.label(),
     }
 }
@@ -380,6 +383,16 @@ impl RelayAccess {
         entry.note_end(end.as_ref().map_or(OPERATOR, word_of_tcp));
         debug!(?end, "connection ended");
         end
+    }
+
+    /// Ends a tunnel whose `client` left before it learned that `target` was reached. The tunnel counts as opened, so it is recorded as
+    /// ended, and not as refused.
+    pub fn drop_unused(&self, opened: OpenedTcp, client: &LocalClient, target: &Target) {
+        let OpenedTcp { request, link, .. } = opened;
+        let place = (&link, request.stream_id);
+        self.entrance.enter(client, (Protocol::Tcp, target), place, (&self.membership, None)).note_end(APPLICATION);
+        // That it carried nothing says nothing about its class.
+        link.forget_traffic();
     }
 
     /// Logs why something was not opened, at a limited rate. The target is not named: clients of a proxy choose it.

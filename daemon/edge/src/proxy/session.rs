@@ -256,7 +256,7 @@ async fn carry(
         return Ok(());
     }
     if client.stream.write_all(&established).await.is_err() {
-        // The tunnel counts as opened, so this is no refusal. Dropping it ends it.
+        shared.access.drop_unused(opened, known, target);
         reset(&client.stream);
         return Ok(());
     }
@@ -291,6 +291,7 @@ mod tests {
     use prometheus_client::{encoding::text::encode, registry::Registry};
     use tokio::net::TcpListener;
 
+    use role::access::record::What;
     use test_relay::{Does, TestRelay, eventually};
     use uplink::UplinkResources;
 
@@ -328,10 +329,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_client_that_is_gone_when_its_tunnel_is_open_is_not_counted_as_refused_as_well() {
+    async fn a_client_that_is_gone_when_its_tunnel_is_open_is_recorded_and_not_counted_as_refused_as_well() {
         let (relay, metrics) = (TestRelay::start(Does::Echo, true), EdgeMetrics::default());
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let mut access = access_to(relay.endpoint(), UplinkResources::default());
+        let access_log = access.entrance.access.clone();
         access.counters = metrics.of(listener.local_addr().unwrap(), "proxy");
         let running = start(&access.uplink);
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
@@ -340,8 +342,11 @@ mod tests {
         // Its answer cannot be written.
         let stream = stream.into_std().unwrap();
         stream.shutdown(Shutdown::Write).unwrap();
-        let shared = Shared::with(access, 1);
+        let (shared, mut recorded) = (Shared::with(access, 1), access_log.listen());
         serve(&shared, TcpStream::from_std(stream).unwrap(), from).await;
+        let What::Tunnel(request, ended) = recorded.try_recv().unwrap().what.clone() else { panic!("it was opened") };
+        assert_eq!((request.client, ended.reason), (Some(from), "application"));
+        assert!(recorded.try_recv().is_err(), "one request has one record");
         let (mut registry, mut text) = (Registry::default(), String::new());
         metrics.register(&mut registry);
         encode(&mut text, &registry).unwrap();
