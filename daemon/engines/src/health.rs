@@ -6,7 +6,7 @@
 //! | takes no connections, and is not checked | again after a while, by a client's request |
 //! | failed [`FAULTS`] requests in a row | again after a while, unless a check found it not ready |
 //! | did not begin answers without streaming in time, and answers its checks | all the time: the answers may just be long |
-//! | refuses requests | all the time: the requests may be at fault |
+//! | refuses requests | all the time: the requests may be at fault. If it refuses them for its load, new ones wait for a while (`closing`) |
 //! | tells a check that it is not ready | again when a check finds it ready |
 //! | was silent for [`SILENCES`] checks in a row | again when a check finds it ready, or it begins to answer a request that it has |
 
@@ -54,6 +54,11 @@ pub enum EngineHealth {
     Ready,
     /// It gets requests, though it is not known whether it answers.
     Untried,
+    /// It gets no new requests for this time, because it refused one for its load.
+    Refusing {
+        /// The nanoseconds left.
+        for_ns: u64,
+    },
     /// It gets no requests for this time, because it failed.
     Ejected {
         /// The nanoseconds left.
@@ -91,8 +96,18 @@ impl EngineHealth {
         match self {
             Self::Ready => "ready",
             Self::Untried => "untried",
+            Self::Refusing { .. } => "refusing",
             Self::Ejected { .. } => "ejected",
             Self::Down => "down",
+        }
+    }
+
+    /// Returns for how many nanoseconds the engine gets no new requests, because it refused one for its load; otherwise 0.
+    #[must_use]
+    pub const fn refuses_for_ns(self) -> u64 {
+        match self {
+            Self::Refusing { for_ns } => for_ns,
+            _ => 0,
         }
     }
 

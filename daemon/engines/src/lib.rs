@@ -4,10 +4,12 @@
 //! |---|---|
 //! | [`places`] | the engines of a model, the requests that they work on, and the order in which other requests wait |
 //! | [`health`] | whether an engine gets requests |
+//! | `closing` | how long an engine that refused a request for its load gets no new ones |
 //! | [`reported`] | engines' reports of their load |
 //!
 //! Nothing here opens a connection: `serving` connects to the engines, and notes here how they answer.
 
+mod closing;
 pub mod health;
 pub mod places;
 pub mod reported;

@@ -26,7 +26,8 @@ pub use self::{
     load::EngineStatus,
 };
 use crate::{
-    health::{Fault, Found, Health},
+    closing::Closing,
+    health::{EngineHealth, Fault, Found, Health},
     reported::Reported,
 };
 
@@ -45,7 +46,7 @@ pub struct Engines {
     /// The maximum of waiting requests.
     most_waiting: usize,
     now_ns: fn() -> u64,
-    /// Notified of each failure, which may have ejected an engine.
+    /// Notified of each failure, which may have ejected an engine, and of each refusal, which may have closed one.
     failed: Notify,
 }
 
@@ -68,6 +69,8 @@ struct Waiting {
 #[derive(Clone, Debug, Default)]
 struct Replica {
     work: Arc<EngineWork>,
+    /// Gateways share it, because after a reload, the old gateway's requests may still be refused.
+    closing: Arc<Mutex<Closing>>,
     health: Health,
     /// The last report about the requests of the engine's other clients, and its time.
     others: Option<(Reported, u64)>,
@@ -140,14 +143,15 @@ impl Engines {
     /// Shares the counts of an engine's requests with `before`, where the engine has the index `known`: after a reload, both use the
     /// engine until the requests of `before` have ended. Takes over what is known of the engine, except for its load, which the next
     /// check reports, and for its health if checks have begun or ended since then, or if it is not reached alike (by the same key and
-    /// authorities). Call this before the first request.
+    /// authorities). An engine that is reached alike is closed for both as long as it refuses requests. Call this before the first request.
     pub fn share(self: &Arc<Self>, replica: usize, before: &Arc<Self>, known: usize, is_reached_alike: bool) {
         let Some(known) = before.state.lock().replicas.get(known).cloned() else { return };
         [before, self].into_iter().for_each(|sharer| known.work.share(sharer));
         if let Some(replica) = self.state.lock().replicas.get_mut(replica) {
-            let Replica { work, health, others: _ } = known;
+            let Replica { work, closing, health, others: _ } = known;
             replica.work = work;
             if is_reached_alike {
+                replica.closing = closing;
                 replica.health.recall(health);
             }
         }
@@ -167,7 +171,8 @@ impl Engines {
     /// Takes a place at an engine that is not in `tried`. A preference that weighs cached prompts comes first, then the engine that may
     /// know the beginning of the prompt, then any other preference, then the least busy engine. Without a free place, waits for one in the
     /// order of `claim`. A request that an engine has already tried does not wait. A request that has waited for its turn takes a free
-    /// place at once, and waits once more if there is none.
+    /// place at once, and waits once more if there is none. An engine that refuses requests for its load has no free place, except for a
+    /// request that all others have tried: otherwise that request would fail where it could be answered.
     ///
     /// # Errors
     /// Too many requests wait, in total or for one user, or no engine is left: each has failed, now or with this request.
@@ -252,6 +257,7 @@ impl Engines {
         let mut state = self.state.lock();
         if let Some(replica) = state.replicas.get_mut(replica) {
             replica.health.began();
+            replica.closing.lock().accepted();
         }
         self.give_places(state, (self.now_ns)());
     }
@@ -261,6 +267,7 @@ impl Engines {
         let mut state = self.state.lock();
         if let Some(replica) = state.replicas.get_mut(replica) {
             replica.health.succeeded();
+            replica.closing.lock().accepted();
             replica.work.answered.fetch_add(1, Relaxed);
         }
         self.give_places(state, (self.now_ns)());
@@ -280,8 +287,24 @@ impl Engines {
         self.failed.notify_one();
     }
 
-    /// Gives waiting requests the places of engines whose ejection ends, by this clock, until dropped. Without it, such an engine gets
-    /// only new requests.
+    /// Notes that an engine refused a request for its load, and for how many nanoseconds it says that it refuses requests, if it does. Until
+    /// then, new requests go to other engines, or wait. Returns for how long, if the engine got requests until now.
+    pub fn refused(self: &Arc<Self>, replica: usize, named_ns: Option<u64>) -> Option<u64> {
+        let (now_ns, state) = ((self.now_ns)(), self.state.lock());
+        let found = state.replicas.get(replica)?;
+        let (work, closing) = (found.work.clone(), found.closing.clone());
+        drop(state);
+        let closed_ns = {
+            let mut closing = closing.lock();
+            closing.refused(named_ns, now_ns).then(|| closing.left_ns(now_ns))
+        };
+        // Requests wait for the same time at each of them.
+        work.others(self).iter().chain([self]).for_each(|sharer| sharer.failed.notify_one());
+        closed_ns
+    }
+
+    /// Gives waiting requests the places of engines whose ejection or closing ends, by this clock, until dropped. Without it, such an engine
+    /// gets only new requests.
     pub async fn readmit(self: Arc<Self>, clock: Clock) {
         loop {
             let failed = self.failed.notified();
@@ -295,10 +318,14 @@ impl Engines {
         }
     }
 
-    /// Returns when the next ejection of an engine ends, if any is ejected.
+    /// Returns when the next ejection or closing of an engine ends, if there is any.
     fn next_end_ns(&self, now_ns: u64) -> Option<u64> {
         let state = self.state.lock();
-        state.replicas.iter().filter_map(|replica| replica.health.ejected_until_ns(now_ns)).min()
+        let ends_ns = |replica: &Replica| {
+            let closed_ns = Some(replica.closed_ns(now_ns)).filter(|left_ns| *left_ns > 0);
+            [replica.health.ejected_until_ns(now_ns), closed_ns.map(|left_ns| now_ns + left_ns)]
+        };
+        state.replicas.iter().flat_map(ends_ns).flatten().min()
     }
 
     /// Notes the result of a check of an engine, and its reason. An engine that is ready again gets waiting requests.
@@ -392,6 +419,24 @@ impl EngineWork {
 impl Replica {
     const fn is_usable(&self, now_ns: u64) -> bool {
         self.health.is_usable(now_ns)
+    }
+
+    /// Whether it would work on one more request, if it takes that.
+    fn has_room(&self, most_in_flight: u32, now_ns: u64) -> bool {
+        self.is_usable(now_ns) && self.work.in_flight() < most_in_flight
+    }
+
+    /// Returns for how many nanoseconds it still gets no new requests, because it refused one for its load.
+    fn closed_ns(&self, now_ns: u64) -> u64 {
+        self.closing.lock().left_ns(now_ns)
+    }
+
+    /// Whether it gets requests, and why not.
+    fn verdict(&self, now_ns: u64) -> EngineHealth {
+        match (self.health.verdict(now_ns), self.closed_ns(now_ns)) {
+            (EngineHealth::Ready | EngineHealth::Untried, for_ns @ 1..) => EngineHealth::Refusing { for_ns },
+            (verdict, _) => verdict,
+        }
     }
 
     /// Returns the requests of other clients: zero before the first report; `None` if the last report is too old.

@@ -85,7 +85,10 @@ pub enum OpenAiError {
     NoGateway(String),
     /// No model can meet the deadline.
     #[error("no model can answer within the deadline; allow more time, or try again later")]
-    Late,
+    Late {
+        /// The time after which one may, as far as is known, in seconds.
+        retry_after_s: u32,
+    },
     /// The engine takes no connections.
     #[error("the engine accepts no connections; try again later")]
     OutOfReach {
@@ -152,7 +155,7 @@ impl OpenAiError {
             | Self::MonthUsed { .. }
             | Self::RelayLimit { .. }
             | Self::BytesUsed { .. } => 429,
-            Self::NoEngine | Self::OutOfReach { .. } | Self::NoGateway(_) | Self::Late => 503,
+            Self::NoEngine | Self::OutOfReach { .. } | Self::NoGateway(_) | Self::Late { .. } => 503,
             Self::Engine(_) | Self::EventTooLong => 502,
             Self::EngineTimeout => 504,
         }
@@ -171,13 +174,11 @@ impl OpenAiError {
             Self::TooManyTokens { retry_after_s }
             | Self::MonthUsed { retry_after_s }
             | Self::RelayLimit { retry_after_s, .. }
-            | Self::BytesUsed { retry_after_s } => Some(*retry_after_s),
-            Self::Crowded
-            | Self::TooManyRequests
-            | Self::NoEngine
-            | Self::OutOfReach { .. }
-            | Self::NoGateway(_)
-            | Self::Late => Some(RETRY_AFTER_S),
+            | Self::BytesUsed { retry_after_s }
+            | Self::Late { retry_after_s } => Some(*retry_after_s),
+            Self::Crowded | Self::TooManyRequests | Self::NoEngine | Self::OutOfReach { .. } | Self::NoGateway(_) => {
+                Some(RETRY_AFTER_S)
+            }
             _ => None,
         }
     }
@@ -202,7 +203,7 @@ impl OpenAiError {
             Self::MonthUsed { .. } | Self::BytesUsed { .. } => "insufficient_quota",
             Self::NoEngine | Self::OutOfReach { .. } => "no_engine",
             Self::NoGateway(_) => "no_gateway",
-            Self::Late => "deadline_unreachable",
+            Self::Late { .. } => "deadline_unreachable",
             Self::Engine(_) => "engine_failed",
             Self::EventTooLong => "event_too_long",
             Self::EngineTimeout => "engine_timeout",
@@ -261,8 +262,8 @@ mod tests {
     #[test]
     fn only_what_no_client_can_help_is_a_failure() {
         let engine = OpenAiError::Engine("it stopped");
-        let failures =
-            [OpenAiError::NoEngine, OpenAiError::Late, OpenAiError::Crowded, OpenAiError::EngineTimeout, engine];
+        let late = OpenAiError::Late { retry_after_s: 1 };
+        let failures = [OpenAiError::NoEngine, late, OpenAiError::Crowded, OpenAiError::EngineTimeout, engine];
         assert!(failures.iter().all(OpenAiError::is_failure));
         let too_many = OpenAiError::TooManyTokens { retry_after_s: 1 };
         let own = [OpenAiError::NoModel, OpenAiError::Key, OpenAiError::TooManyRequests, too_many];

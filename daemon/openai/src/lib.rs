@@ -177,6 +177,13 @@ pub const fn is_about_credentials(status: u16) -> bool {
     matches!(status, 401 | 407)
 }
 
+/// Whether a `content-type` is JSON, whatever its parameters.
+#[must_use]
+pub fn is_json(kind: &[u8]) -> bool {
+    let kind = kind.split(|byte| *byte == b';').next().unwrap_or_default();
+    kind.trim_ascii().eq_ignore_ascii_case(b"application/json")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -118,6 +118,9 @@ pub struct EngineSnapshot {
     /// The expected number of the prompt's tokens in its cache. Records of earlier versions lack it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub cached_tokens: u32,
+    /// How long it still refused further requests ([`EngineLoad::closed_ns`]). Records of earlier versions lack it.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub closed_ns: u64,
     /// Whether its load was too old for policies that decide by loads ([`EngineLoad::is_stale`]). Records of earlier versions lack it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub is_stale: bool,
@@ -215,6 +218,7 @@ impl EngineSnapshot {
             others: replica.load.others_utilisation,
             cost: [host_ns, gpu_ns, gpu_per_sequence_ns, prefill_ns, prefill_per_token_ns, sharing],
             cached_tokens,
+            closed_ns: replica.load.closed_ns,
             is_stale: replica.load.is_stale(now_ns),
         }
     }
@@ -239,6 +243,7 @@ impl EngineSnapshot {
                 waiting: self.waiting,
                 outstanding_tokens: self.outstanding_tokens,
                 others_utilisation: self.others,
+                closed_ns: self.closed_ns,
                 updated_ns: if self.is_stale { 0 } else { now_ns },
             },
             curve: Curve::new(self.cost()),
@@ -316,6 +321,7 @@ pub(crate) mod tests {
             others: 0.0,
             cost: [0.0, step_ms * 1e6, step_ms * 1e5, 5e6, 1e5, 1.0],
             cached_tokens: 0,
+            closed_ns: 0,
             is_stale: false,
         };
         let open = |name: &str, reward| Candidate { name: name.to_owned(), reward };
@@ -372,10 +378,10 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_record_says_whether_a_load_was_stale_and_one_of_an_earlier_version_reads_as_fresh() {
+    fn a_record_says_which_engines_were_closed_or_stale_and_one_of_an_earlier_version_reads_as_open_and_fresh() {
         let mut new = decision(5_000, 3, 1);
-        assert!(!new.line().contains("stale"), "{}", new.line());
-        new.engines[1].is_stale = true;
+        assert!(!["stale", "closed"].iter().any(|word| new.line().contains(word)), "{}", new.line());
+        (new.engines[0].closed_ns, new.engines[1].is_stale) = (5, true);
         assert_eq!(read(&new.line()), (vec![new.clone()], 0));
         for engine in &new.engines {
             let replica = engine.replica(0, new.at_ns);

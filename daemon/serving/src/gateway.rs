@@ -7,7 +7,7 @@
 //! | the client goes away | nothing; the engine's request ends as well |
 //! | an engine fails before its first token passes | the answer of another engine; if there is none, 502 or 504 |
 //! | the engines report within their events that they refuse the request, before the first token | the last engine's error, 400 to 499 |
-//! | the engines refuse the request with 403, 404, 405, 408 or 429 | the last engine's answer |
+//! | the engines refuse the request with 403, 404, 405, 408 or 429, or with 503 and `retry-after` | the last engine's answer |
 //! | an engine fails while it answers | an event with the error, if events are streamed, or else 502 |
 //! | more requests than the engines of a model work on, and than may wait | the answer of the alias's next model; if there is none, 429 and `retry-after` |
 //! | an event of more than 1 MiB, as requests can ask for | 502; if a part of the answer has passed, an event with the error |
@@ -42,7 +42,6 @@ mod answer_body;
 mod body;
 mod caller;
 mod end;
-mod engine_head;
 mod exchange;
 mod failed_try;
 mod held_events;
@@ -51,7 +50,6 @@ mod overview;
 mod own;
 mod payer;
 mod request;
-mod silence;
 #[cfg(test)]
 pub(crate) mod tests;
 mod traced;
@@ -116,6 +114,7 @@ impl Gateway {
         }
         if let Some(before) = before {
             model::share_engines((&routes, &models), (&before.routes, &before.models));
+            routes.share_tallies(&settings.aliases, (&before.routes, &before.settings.aliases));
         }
         Ok(Arc::new(Self {
             policies,

@@ -26,12 +26,6 @@ pub(crate) fn head(parts: &Parts) -> RequestHead {
     }
 }
 
-/// Whether a `content-type` is JSON, whatever its parameters.
-pub(crate) fn is_json(kind: &[u8]) -> bool {
-    let kind = kind.split(|byte| *byte == b';').next().unwrap_or_default();
-    kind.trim_ascii().eq_ignore_ascii_case(b"application/json")
-}
-
 /// Returns an answer with this head, without fields about the connection that it came over.
 pub(crate) fn response<B>(head: ResponseHead, body: B) -> Response<B> {
     let mut response = Response::new(body);

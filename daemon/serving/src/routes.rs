@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use config::gateway::GatewaySettings;
+use config::gateway::{Alias, GatewaySettings};
 use engines::places::{CachedBytes, Engines};
 use parking_lot::Mutex;
 use sched::route::{
@@ -43,6 +43,8 @@ const SOUND_BYTES_PER_TOKEN: (f64, f64) = (1.0, 16.0);
 
 /// The bytes of a token on the path: about an event of a chat with its frame.
 const BYTES_PER_TOKEN: u32 = 220;
+
+const NS_PER_S: u64 = 1_000_000_000;
 
 /// How many prompts an engine must read alone before predictions weigh its cache against its load.
 const KNOWN_PROMPTS: u64 = 8;
@@ -249,7 +251,7 @@ impl Routes {
             chooser.as_mut().filter(|(_, chooser)| wanted.is_limited() || chooser.takes_unlimited())
         {
             // Only the time of a single answer shows how fast an engine is. A request that one model has failed has waited enough.
-            let trials = Some(trials).filter(|_| wanted.answers == 1 && !asked.is_retry);
+            let trials = Some((trials, asked.refuses_late)).filter(|_| wanted.answers == 1 && !asked.is_retry);
             let choice = chooser.route(request, (asked.models, asked.class), (state, trials), now_ns)?;
             let (by, reason) = (chooser.decided(*alias), choice.reason.name());
             let record = |recorder: &Recorder| recorder.record((asked, &by), (&request, state), &choice, now_ns);
@@ -272,6 +274,18 @@ impl Routes {
         let choice = named.route(request, (open, asked.class), (state, None), now_ns)?;
         let (model, choice) = (choice.model, Some(choice));
         Some(route(model, reason, choice, None, None))
+    }
+
+    /// Goes on with the counts of decisions of the aliases with the same names in the routes `before`, which count there as well. Call this
+    /// before the first request.
+    pub fn share_tallies(&self, aliases: &[Alias], (before, known): (&Self, &[Alias])) {
+        let before = before.state.lock();
+        for (alias, chooser) in aliases.iter().zip(&mut self.state.lock().aliases) {
+            let mut known = known.iter().zip(&before.aliases);
+            if let Some((_, before)) = known.find(|(known, _)| known.name == alias.name) {
+                chooser.share_tally(before);
+            }
+        }
     }
 
     /// Returns the decisions of each alias's policy so far.
@@ -322,7 +336,8 @@ impl Routes {
         known.look(&self.engines, now_ns);
         let Known { named, aliases, replicas, .. } = &mut *known;
         if let Some(load) = replicas.get_mut(to).map(|replica| &mut replica.load).filter(|_| is_there) {
-            load.running = load.running.saturating_sub(1);
+            // The engine has it now, whether or not it takes others.
+            (load.running, load.closed_ns) = (load.running.saturating_sub(1), 0);
         }
         let chooser = route.by.and_then(|by| aliases.get(by.alias)).unwrap_or(named);
         let (waited_ns, state) = (
@@ -332,12 +347,20 @@ impl Routes {
         route.choice = Some(chooser.moved(choice, (to, waited_ns), &route.request, &state));
     }
 
-    /// Whether the predicted engine is idle. A request there costs other requests nothing, and shows whether the knowledge about the engine
-    /// still holds.
+    /// Whether the predicted engine is idle and takes requests. A request there costs other requests nothing, and shows whether the
+    /// knowledge about the engine still holds.
     #[must_use]
     pub fn is_idle(&self, route: &Route) -> bool {
-        let engines = self.engines.get(route.model);
-        engines.zip(self.engine(route)).is_some_and(|(engines, replica)| engines.in_flight(replica) == 0)
+        let engines = self.engines.get(route.model).zip(self.engine(route));
+        engines.is_some_and(|(engines, replica)| engines.in_flight(replica) == 0) && self.opens_in_s(route) == 0
+    }
+
+    /// Returns for how many seconds the predicted engine still refuses requests; 0 if it takes them.
+    #[must_use]
+    pub fn opens_in_s(&self, route: &Route) -> u32 {
+        let closed_ns =
+            self.engines.get(route.model).zip(self.engine(route)).map(|(of, replica)| of.closed_ns(replica));
+        closed_ns.unwrap_or_default().div_ceil(NS_PER_S) as u32
     }
 
     /// Returns the known costs of an engine.
@@ -353,11 +376,12 @@ impl Known {
         for (engines, first) in engines.iter().zip(&self.first) {
             // Waiting requests of a model count for its usable engines in equal parts.
             let (waiting, waiting_tokens) = engines.waiting_each();
-            let loads = engines.loads().into_iter().zip(engines.others());
+            let loads = (0..).zip(engines.loads().into_iter().zip(engines.others()));
             let replicas = self.replicas.iter_mut().zip(&self.flights).skip(*first);
-            for ((replica, flights), ((in_flight, is_usable), reported)) in replicas.zip(loads) {
+            for ((replica, flights), (place, ((in_flight, is_usable), reported))) in replicas.zip(loads) {
                 let others = reported.unwrap_or_default();
                 replica.usable = is_usable;
+                replica.load.closed_ns = engines.closed_ns(place);
                 replica.load.running = in_flight.saturating_add(others.running);
                 replica.load.waiting = waiting.saturating_add(others.waiting);
                 // An engine's report does not contain the lengths of answers.

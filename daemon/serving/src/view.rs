@@ -49,7 +49,7 @@ pub struct AliasView {
     pub shadow: Option<String>,
     /// See [`AliasView::kind`].
     pub shadow_kind: Option<&'static str>,
-    /// The decisions since paced started or its gateway changed.
+    /// The decisions since paced started, or since the alias was added.
     pub tally: Tally,
 }
 

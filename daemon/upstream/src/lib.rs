@@ -8,6 +8,8 @@
 //!
 //! Over HTTP/2, an engine, or a proxy in front of it, can also say that it has not processed a request: it ends the connection for later
 //! requests, or refuses this one. The gateway then tries the request once more, on whichever connection it was (RFC 9113 §8.7).
+//!
+//! [`engine_head`] is what the head of an answer says, [`Silence`] is how long an engine may say nothing.
 
 use std::{error::Error, fmt::Write as _, io, iter, time::Duration};
 
@@ -33,8 +35,11 @@ use tower::{
 };
 
 use self::made::{MadeAt, MadeStream};
+pub use self::silence::Silence;
 
+pub mod engine_head;
 mod made;
+mod silence;
 
 /// How long a connection may take, including its TLS handshake, until it can carry requests.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);

@@ -1,6 +1,6 @@
 //! The inputs that a network receives for a decision, as numbers of about 1.
 
-use super::{request::Model, survey::Survey};
+use super::{request::Model, state::Replica, survey::Survey};
 use crate::hash::fnv1a;
 
 /// Which numbers a network receives. Their meaning never changes under the same name: a new set gets a new name.
@@ -80,12 +80,13 @@ fn capped(number: f64) -> f32 {
 fn batches(replicas: usize, survey: &Survey<'_>, input: &mut Vec<f32>) {
     for model in 0..survey.models.len() {
         let start = input.len();
-        let loads = survey.state.replicas.iter().filter(|replica| replica.model == model && replica.usable);
+        let is_open = |replica: &&Replica| replica.model == model && replica.usable && !replica.load.is_closed();
+        let loads = survey.state.replicas.iter().filter(is_open);
         input.extend(loads.map(|replica| (f64::from(replica.load.in_flight()) / BATCH) as f32));
         if let Some(loads) = input.get_mut(start..) {
             loads.sort_unstable_by(f32::total_cmp);
         }
-        // A missing replica counts as full.
+        // A missing replica counts as full, as does one that refuses requests.
         input.resize(start + replicas, 4.0);
     }
 }
@@ -125,7 +126,7 @@ mod tests {
     use crate::route::{
         curve::{Cost, Curve},
         request::{ModelSet, RoutedRequest, Slo},
-        state::{ClientPath, EngineLoad, Replica, State},
+        state::{ClientPath, EngineLoad, State},
         survey::survey,
     };
 

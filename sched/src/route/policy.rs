@@ -15,9 +15,10 @@ use super::{
 pub enum RoutingPolicy {
     /// Always this model, on the replica predicted to be earliest. The baselines of the paper §5.1.2.
     Fixed(usize),
-    /// One replica after the other, whatever its model.
+    /// One replica after the other, whatever its model. Replicas that refuse requests are left out while any takes them.
     RoundRobin,
-    /// The replica with the fewest requests. Among equals, the model with the largest reward wins.
+    /// The replica with the fewest requests of those that take requests, or else of all. Among equals, the model with the largest reward
+    /// wins.
     LeastLoaded,
     /// The best model that is predicted in time even if its answer took `margin` times as long. If there is none, the
     /// earliest model, provided it is in time; otherwise the cheapest, since a late request should not make others late.
@@ -238,10 +239,12 @@ impl PolicyInUse {
     }
 
     fn next(&mut self, survey: &Survey<'_>) -> Result<ModelChoice, FallbackCause> {
-        let count = survey::open(survey).count();
-        let turn = self.turn.checked_rem(count).ok_or(FallbackCause::Unavailable)?;
+        let is_closed = |candidate: &Candidate| survey.replica(candidate).is_some_and(|of| of.load.is_closed());
+        let are_closed = survey::open(survey).all(|candidate| is_closed(&candidate));
+        let turns = || survey::open(survey).filter(|candidate| are_closed || !is_closed(candidate));
+        let turn = self.turn.checked_rem(turns().count()).ok_or(FallbackCause::Unavailable)?;
         self.turn = turn + 1;
-        survey::open(survey).nth(turn).map(|candidate| candidate.choice(Reason::Turn)).ok_or(FallbackCause::Unavailable)
+        turns().nth(turn).map(|candidate| candidate.choice(Reason::Turn)).ok_or(FallbackCause::Unavailable)
     }
 }
 
@@ -260,7 +263,10 @@ fn nearest(survey: &Survey<'_>) -> Option<ModelChoice> {
 }
 
 fn least_loaded(survey: &Survey<'_>) -> Result<ModelChoice, FallbackCause> {
-    let load = |candidate: &Candidate| survey.replica(candidate).map_or(u32::MAX, |replica| replica.load.in_flight());
+    let load = |candidate: &Candidate| {
+        let load = survey.replica(candidate).map(|replica| &replica.load);
+        load.map_or((true, u32::MAX), |load| (load.is_closed(), load.in_flight()))
+    };
     let least = survey::open(survey).reduce(|best, candidate| {
         let lighter = load(&candidate) < load(&best);
         let better = load(&candidate) == load(&best) && candidate.reward > best.reward;

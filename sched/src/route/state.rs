@@ -58,6 +58,8 @@ pub struct EngineLoad {
     pub outstanding_tokens: u64,
     /// How much other engines use of the same GPU, from 0 to 1 each. [`share_groups`] fills it in.
     pub others_utilisation: f64,
+    /// How long the engine still refuses further requests, as it has said or shown; 0 if it takes them. They wait until then.
+    pub closed_ns: u64,
     /// When these numbers were correct.
     pub updated_ns: u64,
 }
@@ -76,6 +78,12 @@ impl EngineLoad {
     #[must_use]
     pub const fn in_flight(&self) -> u32 {
         self.running.saturating_add(self.waiting)
+    }
+
+    /// Whether the engine refuses further requests now.
+    #[must_use]
+    pub const fn is_closed(&self) -> bool {
+        self.closed_ns > 0
     }
 }
 
@@ -152,9 +160,9 @@ impl Prediction {
     /// only the [rest](RoutedRequest::unread_tokens). Waiting prompts are assumed to be as long as this one, and in no cache.
     ///
     /// A place in the batch is free at once, or when enough of the requests ahead have finished, which follows from their
-    /// outstanding tokens. Then the waiting prompts and this one's are read, followed by steps of a batch that stays as
-    /// large as it is now. The prediction ignores later arrivals: a margin has to cover those. It never shrinks when one of
-    /// the numbers of [`EngineLoad`] grows.
+    /// outstanding tokens; both only once the engine takes requests. Then the waiting prompts and this one's are read, followed
+    /// by steps of a batch that stays as large as it is now. The prediction ignores later arrivals: a margin has to cover those.
+    /// It never shrinks when one of the numbers of [`EngineLoad`] grows.
     #[must_use]
     pub fn of(request: &RoutedRequest, replica: &Replica, cached_tokens: u32, path: &ClientPath) -> Self {
         let (load, curve) = (&replica.load, &replica.curve);
@@ -164,7 +172,7 @@ impl Prediction {
         let step_ns = curve.step_ns(batch, load.others_utilisation);
         let without_place = f64::from(ahead.saturating_add(1).saturating_sub(most));
         let tokens_ahead = if ahead == 0 { 0.0 } else { load.outstanding_tokens as f64 / f64::from(ahead) };
-        let wait_ns = without_place / f64::from(most) * tokens_ahead * step_ns;
+        let wait_ns = load.closed_ns as f64 + without_place / f64::from(most) * tokens_ahead * step_ns;
         let prompts_ahead = f64::from(load.waiting).min(f64::from(most));
         let own_ns = curve.prefill_ns(request.unread_tokens(cached_tokens));
         let first_ns = prompts_ahead.mul_add(curve.prefill_ns(request.prompt_tokens), wait_ns + own_ns);

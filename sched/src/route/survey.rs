@@ -128,10 +128,12 @@ impl Survey<'_> {
         self.candidates.iter().reduce(|best, candidate| if is_before(candidate, best) { candidate } else { best })
     }
 
-    /// Returns the candidate of the model whose sequences cost a GPU least: the one to use if no other is fast enough.
+    /// Returns the candidate of the model whose sequences cost a GPU least: the one to use if no other is fast enough. Engines that take
+    /// requests come first.
     pub fn cheapest(&self) -> Option<&Candidate> {
         let cost = |candidate: &Candidate| {
-            self.replica(candidate).map_or(f64::INFINITY, |replica| replica.curve.cost().gpu_per_sequence_ns)
+            let replica = self.replica(candidate);
+            replica.map_or((true, f64::INFINITY), |of| (of.load.is_closed(), of.curve.cost().gpu_per_sequence_ns))
         };
         self.candidates.iter().reduce(|best, candidate| if cost(candidate) < cost(best) { candidate } else { best })
     }
@@ -149,9 +151,9 @@ impl Survey<'_> {
     }
 
     /// Returns which fraction of the largest batch that keeps the limit would be in use with this request; more than 1 is
-    /// too many.
+    /// too many, as for any batch of an engine that refuses requests.
     pub fn fill(&self, candidate: &Candidate) -> f64 {
-        let Some(replica) = self.replica(candidate) else { return f64::INFINITY };
+        let Some(replica) = self.replica(candidate).filter(|of| !of.load.is_closed()) else { return f64::INFINITY };
         let within = replica.curve.batch_within(self.per_token_limit_ns(), replica.load.others_utilisation);
         let room = within.min(f64::from(replica.most_running.max(1)));
         let batch = f64::from(replica.load.in_flight()) + 1.0;

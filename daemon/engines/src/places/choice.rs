@@ -42,7 +42,8 @@ impl State {
         let known = sent_to.find(|engine| self.affinity.keeps_prompts(*engine, prefix.user));
         let most = self.load(&self.replicas[least], now_ns).saturating_add(affinity::slack(most_in_flight));
         let has_room = |at: &usize| {
-            let has_room = |replica: &Replica| replica.is_usable(now_ns) && replica.work.in_flight() < most_in_flight;
+            let has_room =
+                |replica: &Replica| replica.has_room(most_in_flight, now_ns) && replica.closed_ns(now_ns) == 0;
             !tried.contains(at) && self.replicas.get(*at).is_some_and(has_room)
         };
         let is_good = |known: &usize| has_room(known) && self.load(&self.replicas[*known], now_ns) <= most;
@@ -58,12 +59,15 @@ impl State {
     }
 
     /// Returns the engine with the fewest requests that has room and is not in `tried`. Requests of the engine's other clients count in
-    /// this comparison but take no room, so no report keeps requests from an engine.
+    /// this comparison but take no room, so no report keeps requests from an engine. For a request that was tried, an engine that refuses
+    /// requests for its load comes last; other requests wait until it takes them.
     pub(super) fn least_busy(&self, most_in_flight: u32, tried: &[usize], now_ns: u64) -> Option<usize> {
-        let free = self.replicas.iter().enumerate().filter(|(place, replica)| {
-            replica.work.in_flight() < most_in_flight && replica.is_usable(now_ns) && !tried.contains(place)
+        let free = self.replicas.iter().enumerate().filter_map(|(place, replica)| {
+            let is_closed = replica.closed_ns(now_ns) > 0;
+            let is_free = replica.has_room(most_in_flight, now_ns) && !tried.contains(&place);
+            (is_free && !(is_closed && tried.is_empty())).then(|| (is_closed, self.load(replica, now_ns), place))
         });
-        free.min_by_key(|(_, replica)| self.load(replica, now_ns)).map(|(place, _)| place)
+        free.min().map(|(.., place)| place)
     }
 
     /// Returns how many requests an engine has, including requests of its other clients.

@@ -24,13 +24,15 @@ pub struct EngineStatus {
 
 impl Engines {
     /// Returns the load of the engines that get requests, waiting requests included, in thousandths of the requests that they work on at
-    /// once; [`NO_ENGINE_PERMILLE`] if no engine gets requests.
+    /// once; [`NO_ENGINE_PERMILLE`] if no engine gets requests. An engine that refuses requests for its load is full.
     #[must_use]
     pub fn load_permille(&self) -> u32 {
         let (now_ns, state) = ((self.now_ns)(), self.state.lock());
         let usable = state.replicas.iter().filter(|replica| replica.is_usable(now_ns));
-        let (engines, in_flight) =
-            usable.fold((0, 0), |(engines, sum), replica| (engines + 1, sum + replica.work.in_flight()));
+        let (engines, in_flight) = usable.fold((0, 0), |(engines, sum), replica| {
+            let is_closed = replica.closed_ns(now_ns) > 0;
+            (engines + 1, sum + if is_closed { self.most_in_flight } else { replica.work.in_flight() })
+        });
         let most = u64::from(self.most_in_flight) * engines;
         let load = (u64::from(in_flight) + state.queue.len() as u64) * u64::from(FULL_PERMILLE);
         load.checked_div(most).map_or(NO_ENGINE_PERMILLE, |load| load.min(u64::from(NO_ENGINE_PERMILLE - 1)) as u32)
@@ -51,6 +53,13 @@ impl Engines {
         state.replicas.iter().map(|replica| (replica.work.in_flight(), replica.is_usable(now_ns))).collect()
     }
 
+    /// Returns for how many nanoseconds an engine still gets no new requests, because it refused one for its load; 0 if it gets them.
+    #[must_use]
+    pub fn closed_ns(&self, replica: usize) -> u64 {
+        let (now_ns, state) = ((self.now_ns)(), self.state.lock());
+        state.replicas.get(replica).map_or(0, |replica| replica.closed_ns(now_ns))
+    }
+
     /// Returns the state of each engine.
     #[must_use]
     pub fn status(&self) -> Vec<EngineStatus> {
@@ -58,7 +67,7 @@ impl Engines {
         let status = |replica: &Replica| EngineStatus {
             in_flight: replica.work.in_flight(),
             others: replica.others(now_ns, state.report_ns).unwrap_or_default(),
-            health: replica.health.verdict(now_ns),
+            health: replica.verdict(now_ns),
             trouble: replica.health.trouble().map(str::to_owned),
             answered: replica.work.answered.load(Relaxed),
             failed: replica.work.failed.load(Relaxed),
@@ -107,11 +116,16 @@ impl Engines {
         self.state.lock().queue.len()
     }
 
-    /// Returns how many requests wait for each engine that gets requests, and how many tokens their answers are expected to have.
+    /// Returns how many requests wait for each engine that gets requests, and how many tokens their answers are expected to have. Engines
+    /// that refuse requests for their load count only if all do.
     #[must_use]
     pub fn waiting_each(&self) -> (u32, u64) {
         let (now_ns, state) = ((self.now_ns)(), self.state.lock());
-        let engines = state.replicas.iter().filter(|replica| replica.is_usable(now_ns)).count();
+        let usable = || state.replicas.iter().filter(|replica| replica.is_usable(now_ns));
+        let engines = match usable().filter(|replica| replica.closed_ns(now_ns) == 0).count() {
+            0 => usable().count(),
+            open => open,
+        };
         let waiting = state.queue.len();
         let each = waiting.div_ceil(engines.max(1)) as u64;
         (each as u32, (state.queue.answer_tokens() * each).div_ceil(waiting.max(1) as u64))

@@ -11,6 +11,8 @@ use sched::stream::{Low, Service};
 use super::*;
 use crate::health::SILENCES;
 
+mod closed;
+
 fn engines(replicas: usize, most_in_flight: u32) -> Arc<Engines> {
     Engines::new(replicas, most_in_flight, 3, Discipline::Edf { expiry: sched::stream::Expiry::Soft }, || 5_000_000_000)
 }

@@ -1,8 +1,9 @@
 //! One engine's answer on its way to the client.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
+use config::{engine::EngineUrl, moment::rfc3339};
 use engines::{
     health::Fault,
     places::{EnginePlace, PrefixHashes},
@@ -19,18 +20,16 @@ use openai::{
 };
 use role::access::served::Served;
 use tokio::time::{Instant, timeout_at};
-use upstream::{Dispatch, Unanswered};
+use upstream::{Dispatch, Silence, Unanswered, engine_head};
 
 use super::{
     Gateway, Model,
     answer_body::AnswerBody,
     end::{Ended, Failure},
-    engine_head,
     exchange::Exchange,
     failed_try::{EngineRefusal, FailedTry},
     held_events::HeldEvents,
     payer::Payer,
-    silence::Silence,
     traced::{REQUEST_ID, answer_id, traced},
 };
 use crate::{
@@ -206,7 +205,7 @@ impl Pass<'_> {
         if status.is_success() {
             self.payer.pass(u64::from(self.route.prompt_tokens()));
         }
-        by.is_events = engine_head::is_events(&answer) && engine_head::refusal(status.as_u16()).is_none();
+        by.is_events = engine_head::is_events(&answer) && engine_head::refusal(&answer).is_none();
         if by.is_events {
             self.pass_events(exchange, answer, by).await?;
         } else {
@@ -264,11 +263,23 @@ impl Pass<'_> {
         if let Some(why) = engine_head::fault(&answer, self.wants_events) {
             return Err(OpenAiError::Engine(why).into());
         }
+        if engine_head::is_for_load(&answer) {
+            self.close(place, url, engine_head::retry_after(&answer, SystemTime::now()));
+        }
         // An engine that has begun an answer may still hang; an engine that refuses a request for what the request contains works.
-        if !answer.status().is_success() && engine_head::refusal(answer.status().as_u16()).is_none() {
+        if !answer.status().is_success() && engine_head::refusal(&answer).is_none() {
             self.model.engines.succeeded(place.replica);
         }
         Ok(answer)
+    }
+
+    /// Closes an engine that refuses requests for its load, `named` being the time that it names, and tells it once.
+    fn close(&self, place: &EnginePlace, url: &EngineUrl, named: Option<Duration>) {
+        let named_ns = named.map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+        if let Some(closed_ns) = self.model.engines.refused(place.replica, named_ns) {
+            let until = rfc3339(SystemTime::now() + Duration::from_nanos(closed_ns));
+            tracing::info!(model = &*self.model.name, engine = %url, "engine refuses requests until {until}");
+        }
     }
 
     /// Returns the head of an engine's answer as the client gets it.

@@ -8,8 +8,9 @@ use hyper::{
     body::{Body as _, Incoming},
 };
 use openai::OpenAiError;
+use upstream::Silence;
 
-use super::{end::Failure, exchange::Exchange, silence::Silence};
+use super::{end::Failure, exchange::Exchange};
 
 /// The body of an engine's answer, piece by piece.
 pub(super) struct AnswerBody {

@@ -1,6 +1,8 @@
 //! A gateway's reports: its aliases, its engines, what it learned of them, and the models that clients may request.
 
-use config::engine::EngineUrl as Url;
+use std::time::{Duration, SystemTime};
+
+use config::{engine::EngineUrl as Url, moment::rfc3339};
 use engines::places::EngineStatus;
 use openai::{OpenAiError, model_name};
 use sched::route::{Curve, MeanLengths};
@@ -48,7 +50,7 @@ impl Gateway {
                 waiting,
                 others: status.others,
                 health: status.health,
-                trouble: status.trouble,
+                trouble: trouble(&status),
                 answered: status.answered,
                 failed: status.failed,
                 samples: curve.samples(),
@@ -89,6 +91,16 @@ impl Gateway {
         let name = model_name(path)?;
         self.named(&name).map(|_| entry(&name).to_string())
     }
+}
+
+/// Returns what is wrong with an engine: until when it refuses requests, if it does, and its last problem.
+fn trouble(status: &EngineStatus) -> Option<String> {
+    let until = match status.health.refuses_for_ns() {
+        0 => return status.trouble.clone(),
+        left_ns => rfc3339(SystemTime::now() + Duration::from_nanos(left_ns)),
+    };
+    let why = status.trouble.as_ref().map_or_else(String::new, |why| format!(": {why}"));
+    Some(format!("it refuses requests until {until}{why}"))
 }
 
 /// Returns the entry of a model or an alias in the answers to clients.

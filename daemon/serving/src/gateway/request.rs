@@ -7,7 +7,7 @@ use engines::{
     places::{PrefixHashes, Wish},
 };
 use masque::h3::{Field, RequestHead};
-use openai::{OpenAiError, Operation, RoutingFields, excerpt};
+use openai::{OpenAiError, Operation, RoutingFields, excerpt, is_json};
 use role::{
     access::served::{Served, UNTAKEN},
     classes::Classes,
@@ -31,7 +31,6 @@ use super::{
 use crate::{
     LOAD,
     live::LiveRequest,
-    message::is_json,
     routes::{AnswerTiming, Route, RouteQuery, Wanted},
 };
 
@@ -154,7 +153,8 @@ impl Gateway {
         let (mut before, mut is_crowded) = (None, false);
         loop {
             let class = &terms.class.policy().name;
-            let asked = RouteQuery { models: &models, alias, class, prefix: &known, is_retry: before.is_some() };
+            let (is_retry, refuses_late) = (before.is_some(), terms.class.policy().late == Late::Refuse);
+            let asked = RouteQuery { models: &models, alias, class, prefix: &known, is_retry, refuses_late };
             let path = caller.asker.path(exchange.ahead(), &terms);
             // A model that failed before has taken a part of the time.
             let passed = began.elapsed();
@@ -180,11 +180,11 @@ impl Gateway {
                 self.routes.moved(&mut route, engine, false);
             }
             entry.waits(&terms.class.policy().name, &model.name, wanted.budget());
-            if route.is_late() && terms.class.policy().late == Late::Refuse && !self.routes.is_idle(&route) {
+            if route.is_late() && refuses_late && !self.routes.is_idle(&route) {
                 served.predicted = route.predicted();
                 self.note_engine(draft.as_mut(), model, &route);
                 *decided = model.fields(&route);
-                return Err(OpenAiError::Late.into());
+                return Err(OpenAiError::Late { retry_after_s: self.routes.opens_in_s(&route).max(1) }.into());
             }
             let may_add_usage = model.ask_usage && operation.may_have_usage_event();
             let added = may_add_usage.then(|| fields.usage_option(&body.bytes)).flatten();
@@ -223,9 +223,9 @@ impl Gateway {
                 Err(Failure::Refused(OpenAiError::OutOfReach { .. } | OpenAiError::NoEngine)) if is_crowded => {
                     return Err(OpenAiError::Crowded.into());
                 }
-                // An error of the engine itself shows nothing about its speed; only 429 counts as a failure.
+                // An error of the engine itself shows nothing about its speed; only a refusal for its load counts as a failure.
                 Ok(Done { status, .. }) if !(200..300).contains(&status) => {
-                    if status == 429 {
+                    if [429, 503].contains(&status) {
                         self.miss(served);
                     }
                     return Ok(());

@@ -8,15 +8,14 @@ use hyper::{
 };
 use masque::h3::{Field, ResponseHead};
 use openai::{OpenAiError, sse::TokenReport};
+use upstream::{Silence, engine_head};
 
 use super::{
     answer::{Answering, Done, Pass},
     answer_body::AnswerBody,
     end::{Ended, Failure},
-    engine_head,
     exchange::Exchange,
     failed_try::EngineRefusal,
-    silence::Silence,
 };
 
 /// An answer that is not a stream of events is held back up to this size until it is complete, so that the status can report a
@@ -52,7 +51,7 @@ impl Pass<'_> {
         Answering { place, lesson, report, bytes, refusal, .. }: &mut Answering<'_>,
     ) -> Result<(), Failure> {
         let length = answer.body().size_hint().exact();
-        let status = answer.status();
+        let (status, refused) = (answer.status(), engine_head::refusal(&answer));
         let head = self.response_head(&answer, length);
         let mut answer = AnswerBody::new(answer, Silence::new(self.gateway.settings.stall_timeout));
         let (mut held, mut has_begun) = (BytesMut::new(), false);
@@ -80,7 +79,7 @@ impl Pass<'_> {
         // What remains is the time of the client.
         lesson.ended();
         *report = if has_begun { TokenReport::of_end(&held) } else { TokenReport::of_answer(&held) };
-        if let (Some(why), false) = (engine_head::refusal(status.as_u16()), has_begun) {
+        if let (Some(why), false) = (refused, has_begun) {
             *refusal = Some(EngineRefusal { head: with_length(head, held.len()), content: held.freeze() });
             return Err(OpenAiError::Engine(why).into());
         }

@@ -24,10 +24,17 @@ pub(super) struct ShownEngines(Arc<Mutex<Models>>);
 /// A metric of an engine: its name, its help, and its value.
 type Row = (&'static str, &'static str, fn(&EngineStatus) -> i64);
 
-const ROWS: [Row; 4] = [
-    ("gateway_engine_usable", "Whether an engine gets requests: 1 if it does", |of| {
-        i64::from(matches!(of.health, EngineHealth::Ready | EngineHealth::Untried))
-    }),
+const ROWS: [Row; 5] = [
+    (
+        "gateway_engine_usable",
+        "Whether an engine gets requests, or will once it takes them again: 1 if it does",
+        |of| i64::from(!matches!(of.health, EngineHealth::Ejected { .. } | EngineHealth::Down)),
+    ),
+    (
+        "gateway_engine_refuses_seconds",
+        "For how many seconds an engine still gets no new requests, because it refused one for its load; 0 if it gets them",
+        |of| of.health.refuses_for_ns().div_ceil(1_000_000_000) as i64,
+    ),
     ("gateway_engine_in_flight", "Requests that an engine works on for this gateway", |of| i64::from(of.in_flight)),
     ("gateway_engine_others_running", "Requests that an engine works on for others, as it reports", |of| {
         i64::from(of.others.running)

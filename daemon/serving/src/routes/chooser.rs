@@ -1,12 +1,13 @@
 //! How an alias chooses one of its models: by its policy; a second policy may watch.
 
-use std::path::Path as FilePath;
+use std::{path::Path as FilePath, sync::Arc};
 
 use anyhow::{Context as _, Result, ensure};
 use config::{
     gateway::{Alias, GatewaySettings},
     routing::Routing,
 };
+use parking_lot::Mutex;
 use routing::policy::{self, PolicyFile};
 use sched::route::{DOUBT, Model, ModelChoice, ModelSet, Reason, Replica, RoutedRequest, Router, RoutingPolicy, State};
 
@@ -30,8 +31,8 @@ pub(super) struct Chooser {
     shadow: Option<PolicyRouter>,
     /// The model that the shadow chose for the last request, if any.
     shadowed: Option<usize>,
-    /// How often the shadow decided, and how often it agreed with the policy.
-    tally: (u64, u64),
+    /// The decisions so far. Gateways before and after a reload share it.
+    tally: Arc<Mutex<Tally>>,
 }
 
 /// A policy with its own guarded router, which knows the models in the policy's order.
@@ -48,7 +49,7 @@ struct PolicyRouter {
     replicas: Vec<Replica>,
 }
 
-/// The decisions of an alias's policy since the gateway began.
+/// The decisions of an alias's policy since there is a gateway with this alias, however often it was reloaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// All decisions.
@@ -88,7 +89,7 @@ impl AliasPolicies {
             policy: PolicyRouter::new(&pair.policy, settings),
             shadow: pair.shadow.as_ref().map(|shadow| PolicyRouter::new(shadow, settings)),
             shadowed: None,
-            tally: (0, 0),
+            tally: Arc::default(),
         };
         self.0.iter().map(chooser).collect()
     }
@@ -132,7 +133,7 @@ impl Chooser {
         let models = settings.models.iter().map(|model| model.name.clone()).collect();
         let policy = RoutingPolicy::Rule { margin: margin(settings) };
         let file = PolicyFile { models, classes: Vec::new(), policy };
-        Self { policy: PolicyRouter::new(&file, settings), shadow: None, shadowed: None, tally: (0, 0) }
+        Self { policy: PolicyRouter::new(&file, settings), shadow: None, shadowed: None, tally: Arc::default() }
     }
 
     /// Whether the policy also places requests without limits: it balances engines, and needs no prediction for that.
@@ -147,24 +148,31 @@ impl Chooser {
     }
 
     /// Decides about a request to one of the models `open`, of the class with this name. The choice contains the indices of
-    /// the model in the configuration and of the engine in the state. With `trials`, the request may try a better model that is predicted
-    /// late.
+    /// the model in the configuration and of the engine in the state. With `trials`, the request may try a model that is predicted late; the
+    /// flag beside them says whether its class refuses requests that are.
     pub(super) fn route(
         &mut self,
         request: RoutedRequest,
         (open, class): (&[usize], &str),
-        (state, trials): (State<'_>, Option<&mut SpeedTrials>),
+        (state, trials): (State<'_>, Option<(&mut SpeedTrials, bool)>),
         now_ns: u64,
     ) -> Option<ModelChoice> {
+        let before = *self.policy.router.counters();
         let mut choice = self.policy.route(request, (open, class), state, now_ns)?;
-        let trial = trials.and_then(|trials| trials.begin((&choice, &request), open, &state, now_ns));
+        let counters = self.policy.router.counters();
+        let mut tally = self.tally.lock();
+        tally.decided += counters.chosen - before.chosen;
+        tally.guarded += counters.guarded - before.guarded;
+        tally.fell_back += counters.fallbacks.iter().sum::<u64>() - before.fallbacks.iter().sum::<u64>();
+        let trial = trials
+            .and_then(|(trials, refuses_late)| trials.begin((&choice, &request), (open, refuses_late), &state, now_ns));
         if let Some((model, replica)) = trial {
             choice = self.moved(ModelChoice { model, reason: Reason::Trial, ..choice }, (replica, 0), &request, &state);
         }
         if let Some(shadow) = &mut self.shadow {
             self.shadowed = shadow.route(request, (open, class), state, now_ns).map(|other| other.model);
-            self.tally.0 += 1;
-            self.tally.1 += u64::from(self.shadowed == Some(choice.model));
+            tally.shadowed += 1;
+            tally.agreed += u64::from(self.shadowed == Some(choice.model));
         }
         Some(choice)
     }
@@ -196,14 +204,12 @@ impl Chooser {
 
     /// Returns the decisions so far.
     pub(super) fn tally(&self) -> Tally {
-        let counters = self.policy.router.counters();
-        Tally {
-            decided: counters.chosen,
-            guarded: counters.guarded,
-            fell_back: counters.fallbacks.iter().sum(),
-            shadowed: self.tally.0,
-            agreed: self.tally.1,
-        }
+        *self.tally.lock()
+    }
+
+    /// Goes on with the counts of the same alias before a reload.
+    pub(super) fn share_tally(&mut self, before: &Self) {
+        self.tally = before.tally.clone();
     }
 }
 

@@ -21,6 +21,8 @@ pub struct RouteQuery<'a> {
     pub prefix: &'a PrefixHashes,
     /// Whether another model has already failed to answer it.
     pub is_retry: bool,
+    /// Whether its class refuses it if it is predicted late.
+    pub refuses_late: bool,
 }
 
 /// The decision about a request.

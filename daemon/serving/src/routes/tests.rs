@@ -87,11 +87,11 @@ fn none() -> &'static PrefixHashes {
 }
 
 fn named(models: &[usize]) -> RouteQuery<'_> {
-    RouteQuery { models, alias: None, class: "default", prefix: none(), is_retry: false }
+    RouteQuery { models, alias: None, class: "default", prefix: none(), is_retry: false, refuses_late: true }
 }
 
 fn either(models: &[usize]) -> RouteQuery<'_> {
-    RouteQuery { models, alias: Some(0), class: "default", prefix: none(), is_retry: false }
+    RouteQuery { alias: Some(0), ..named(models) }
 }
 
 fn wanted(budget_ms: Option<u64>) -> Wanted {

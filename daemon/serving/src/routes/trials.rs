@@ -59,11 +59,12 @@ impl SpeedTrials {
     }
 
     /// Begins a trial in place of a policy's choice, if one is due, and returns the engine: idle, long unheard of, and of one of the models
-    /// `open` that is better than the chosen one and has no engine that is predicted in time.
+    /// `open` that has no engine that is predicted in time and is better than the chosen one, or another one if that is late as well.
+    /// `refuses_late` says whether the class of the request refuses requests that are late.
     pub fn begin(
         &mut self,
         (choice, request): (&ModelChoice, &RoutedRequest),
-        open: &[usize],
+        (open, refuses_late): (&[usize], bool),
         state: &State<'_>,
         now_ns: u64,
     ) -> Option<(usize, usize)> {
@@ -71,9 +72,12 @@ impl SpeedTrials {
         if matches!(choice.reason, Reason::Turn | Reason::LeastLoaded | Reason::Overload) {
             return None;
         }
-        let is_idle = |replica: &Replica| replica.load.in_flight() == 0 && !replica.load.is_stale(now_ns);
-        // A class may refuse a request that is late at a busy engine, and a trial would serve it.
-        if !choice.in_time && !state.replicas.get(choice.replica).is_some_and(is_idle) {
+        let is_idle = |replica: &Replica| {
+            let load = &replica.load;
+            load.in_flight() == 0 && !load.is_closed() && !load.is_stale(now_ns)
+        };
+        // It is refused if it is late at a busy engine, and a trial would serve it.
+        if refuses_late && !choice.in_time && !state.replicas.get(choice.replica).is_some_and(is_idle) {
             return None;
         }
         let worth = self.models.get(choice.model)?.worth;
@@ -81,7 +85,7 @@ impl SpeedTrials {
         let is_due = |(at, replica): &(usize, &Replica)| {
             let Some(model) = self.models.get(replica.model) else { return false };
             let heard_ns = self.heard_ns.get(*at).copied().unwrap_or(now_ns);
-            model.worth > worth
+            (model.worth > worth || !choice.in_time && replica.model != choice.model)
                 && open.contains(&replica.model)
                 && is_idle(replica)
                 && now_ns.saturating_sub(heard_ns) >= SILENCE_NS.min(model.pause_ns)

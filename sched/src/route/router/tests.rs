@@ -212,6 +212,34 @@ fn the_guard_prefers_what_is_in_time_to_what_the_policy_wants() {
 }
 
 #[test]
+fn no_policy_chooses_an_engine_that_refuses_requests_while_another_takes_them() {
+    let closed = |replica: Replica| Replica { load: EngineLoad { closed_ns: 60 * SEC, ..replica.load }, ..replica };
+    // Without the closings, each policy would choose the first engine or the last.
+    let replicas = [closed(replica(0, 0)), replica(1, 1), closed(replica(2, 0))];
+    let thresholds = |measure, overload| {
+        RoutingPolicy::Thresholds(Thresholds { overload, ..Thresholds::uniform(measure, 3, 2, 1.0) })
+    };
+    for policy in [
+        RoutingPolicy::RoundRobin,
+        RoutingPolicy::LeastLoaded,
+        RoutingPolicy::Rule { margin: 1.0 },
+        RoutingPolicy::Considerate { doubt: 1.25 },
+        thresholds(Measure::Predicted, 4.0),
+        thresholds(Measure::Fill, 4.0),
+        thresholds(Measure::Fill, -1.0),
+    ] {
+        for slo in [request().slo, Slo::within(1)] {
+            let mut router = Router::new(models(), policy.clone());
+            let request = RoutedRequest { slo, ..request() };
+            for _ in 0..3 {
+                assert_eq!(route(&mut router, &request, &replicas).map(|(model, ..)| model), Some(1), "{policy:?}");
+            }
+            assert!(route(&mut router, &request, &replicas.map(closed)).is_some(), "it waits: {policy:?}");
+        }
+    }
+}
+
+#[test]
 fn thresholds_are_by_model_and_class_and_fall_with_pressure() {
     let idle = [replica(0, 0), replica(1, 0), replica(2, 0)];
     let mut thresholds = Thresholds::uniform(Measure::Predicted, 3, 2, 0.95);
@@ -359,14 +387,16 @@ fn any_policy() -> impl Strategy<Value = RoutingPolicy> {
 }
 
 fn any_replica() -> impl Strategy<Value = Replica> {
-    let loads = (0..80u32, 0..20u32, any::<u64>(), prop_oneof![0.0..3.0f64, any::<f64>()], 0..3 * SEC);
+    let closed_ns = prop_oneof![Just(0), 0..60 * SEC];
+    let loads = (0..80u32, 0..20u32, any::<u64>(), prop_oneof![0.0..3.0f64, any::<f64>()], closed_ns, 0..3 * SEC);
     (0..4usize, prop::num::u8::ANY, loads).prop_map(
-        |(model, usable, (running, waiting, tokens, others, updated_ns))| {
+        |(model, usable, (running, waiting, tokens, others, closed_ns, updated_ns))| {
             let load = EngineLoad {
                 running,
                 waiting,
                 outstanding_tokens: tokens % 100_000,
                 others_utilisation: others,
+                closed_ns,
                 updated_ns,
             };
             Replica { model, usable: usable > 60, load, ..replica(model.min(2), 0) }

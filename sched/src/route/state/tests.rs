@@ -65,6 +65,17 @@ fn a_full_batch_makes_a_request_wait_until_one_has_finished() {
 }
 
 #[test]
+fn an_engine_that_refuses_requests_begins_with_them_only_once_it_takes_them_again() {
+    let predict = |load| Prediction::of(&request(Slo::unlimited()), &replica(load), 0, &ClientPath::default());
+    let full = EngineLoad { running: 4, outstanding_tokens: 400, ..EngineLoad::default() };
+    for load in [EngineLoad::default(), full] {
+        let (open, closed) = (predict(load), predict(EngineLoad { closed_ns: 5_000 * MS, ..load }));
+        assert_eq!((closed.first_ns, closed.finish_ns), (open.first_ns + 5_000 * MS, open.finish_ns + 5_000 * MS));
+        assert_eq!(closed.per_token_ns, open.per_token_ns);
+    }
+}
+
+#[test]
 fn the_way_back_adds_half_a_round_trip_and_the_queue() {
     let path = ClientPath {
         smoothed_rtt_ns: 100 * MS,
@@ -107,11 +118,13 @@ fn engines_of_a_group_see_what_the_others_use() {
 }
 
 fn any_load() -> impl Strategy<Value = EngineLoad> {
-    (any::<u32>(), 0..50u32, any::<u64>(), any::<f64>()).prop_map(|(running, waiting, tokens, others)| EngineLoad {
+    let numbers = (any::<u32>(), 0..50u32, any::<u64>(), any::<f64>(), any::<u64>());
+    numbers.prop_map(|(running, waiting, tokens, others, closed_ns)| EngineLoad {
         running,
         waiting,
         outstanding_tokens: tokens,
         others_utilisation: others,
+        closed_ns,
         updated_ns: 0,
     })
 }
@@ -121,8 +134,11 @@ proptest! {
     fn more_load_never_makes_an_answer_earlier(
         running in 0..100u32, waiting in 0..100u32, tokens in 0..100_000u64, others in 0.0..3.0f64,
         more_running in 0..50u32, more_waiting in 0..50u32, more_tokens in 0..1_000u64, more_others in 0.0..1.0f64,
+        closed_ns in 0..1u64 << 40, more_closed_ns in 0..1u64 << 40,
     ) {
-        let load = EngineLoad { running, waiting, outstanding_tokens: tokens, others_utilisation: others, updated_ns: 0 };
+        let load = EngineLoad {
+            running, waiting, outstanding_tokens: tokens, others_utilisation: others, closed_ns, updated_ns: 0,
+        };
         let (request, path) = (request(Slo::unlimited()), ClientPath::default());
         let before = Prediction::of(&request, &replica(load), 0, &path);
         for heavier in [
@@ -130,6 +146,7 @@ proptest! {
             EngineLoad { waiting: waiting + more_waiting, ..load },
             EngineLoad { outstanding_tokens: tokens + more_tokens, ..load },
             EngineLoad { others_utilisation: others + more_others, ..load },
+            EngineLoad { closed_ns: closed_ns + more_closed_ns, ..load },
         ] {
             let after = Prediction::of(&request, &replica(heavier), 0, &path);
             prop_assert!(after.finish_ns >= before.finish_ns && after.first_ns >= before.first_ns);

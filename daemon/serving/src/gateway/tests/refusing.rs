@@ -21,7 +21,7 @@ fn refusal(status: u16) -> String {
 #[tokio::test]
 async fn a_status_that_may_be_about_the_engine_itself_is_a_failed_try_and_ejects_no_engine() {
     let good = engine(GOOD).await;
-    for status in [403, 404, 405, 408, 429] {
+    for status in [403, 404, 405, 408] {
         let mut client = Client::with(settings(&[&engine(refusal(status)).await, &good])).await;
         for answered in 1..=2 * FAULTS {
             let request = if answered % 2 == 0 { WHOLE } else { STREAM };
@@ -38,13 +38,92 @@ async fn a_status_that_may_be_about_the_engine_itself_is_a_failed_try_and_ejects
     }
 }
 
+/// The field of an answer with when to ask again, in seconds.
+fn retry_after_s(answer: &hyper::Response<hyper::body::Incoming>) -> u64 {
+    answer.headers()["retry-after"].to_str().unwrap().parse().unwrap()
+}
+
+#[tokio::test]
+async fn an_engine_that_refuses_for_its_load_gets_no_new_requests_and_is_not_ejected() {
+    let good = engine(GOOD).await;
+    for status in [429, 503] {
+        let mut client = Client::with(settings(&[&engine(refusal(status)).await, &good])).await;
+        for answered in 1..=2 * FAULTS {
+            assert_eq!(client.chat(whole(WHOLE.into())).await, (200, Bytes::from("{}")), "{status}");
+            assert_eq!(counts(&client), [(0, 1), (answered.into(), 0)]);
+        }
+        let view = &client.gateway.engines()[0];
+        let trouble = view.trouble.clone().unwrap();
+        assert_eq!((view.health.name(), view.health.ejected_for_ns()), ("refusing", 0));
+        let why = format!("Z: the engine failed: it refused the request with {status}");
+        assert!(trouble.starts_with("it refuses requests until 20") && trouble.ends_with(&why), "{trouble}");
+        client.gateway.metrics.show(client.gateway.shown());
+        let text = shown(&client.gateway.metrics);
+        let of = |name: &str, engine: u32| format!("gateway_engine_{name}{{model=\"large\",engine=\"{engine}\"}} ");
+        for line in [of("usable", 1) + "1\n", of("refuses_seconds", 2) + "0\n"] {
+            assert!(text.contains(&line), "{line}{text}");
+        }
+        assert!(!text.contains(&(of("refuses_seconds", 1) + "0\n")), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn requests_for_a_model_whose_only_engine_refuses_them_wait_and_do_not_reach_it() {
+    let mut client = Client::of(&engine(refusal(429).replace(": 7", ": 60")).await).await;
+    assert_eq!(client.chat(whole(WHOLE.into())).await, (429, Bytes::from("bad")), "its own refusal passes");
+    let engines = client.gateway.models[0].engines.clone();
+    let waiting = tokio::spawn(client.requests.send_request(chat(whole(WHOLE.into()))));
+    let is_waiting = async {
+        while engines.waiting() < 1 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), is_waiting).await.unwrap();
+    assert_eq!((engines.in_flight(0), counts(&client)), (0, vec![(0, 1)]), "the engine does not get it");
+    // Without checks: the engine gets no requests for a while, and the waiting one is told at once.
+    engines.failed(0, ::engines::health::Fault::OutOfReach, "");
+    assert_eq!(waiting.await.unwrap().unwrap().status(), 503);
+}
+
+#[tokio::test]
+async fn a_request_that_another_engine_failed_is_answered_although_all_others_refuse_new_ones() {
+    let mut client = Client::with(settings(&[&engine(refusal(500)).await, &engine(GOOD).await])).await;
+    client.gateway.models[0].engines.refused(1, None);
+    assert_eq!(client.chat(whole(WHOLE.into())).await, (200, Bytes::from("{}")));
+    assert_eq!(counts(&client), [(0, 1), (1, 0)]);
+}
+
+#[tokio::test]
+async fn a_model_that_refuses_requests_for_longer_than_they_have_leaves_them_to_another_or_to_a_later_try() {
+    let good = engine(GOOD).await;
+    let names = ["large", "small"].map(str::to_owned).to_vec();
+    let of = |name: &String| ModelSettings { name: name.clone(), ..settings(&[&good]).models.remove(0) };
+    let models = names.iter().map(of).collect();
+    let aliases = vec![Alias { name: "auto".into(), models: names, policy: Routing::Rule, shadow: None }];
+    let urgent = "[class.urgent]\ndeadline_ms = 3000\nlate = \"refuse\"\n[[rule]]\nclass = \"urgent\"\nmodel = [\"auto\", \"large\"]";
+    let settings = GatewaySettings { models, aliases, ..GatewaySettings::default() };
+    let mut client = Client::under(settings, Policy::from_toml(urgent).unwrap()).await;
+    client.gateway.models[0].engines.refused(0, Some(60_000_000_000));
+    for (model, status, by) in [("auto", 200, "small"), ("large", 503, "large")] {
+        let answer = client.requests.send_request(chat(whole(format!(r#"{{"model":"{model}"}}"#)))).await.unwrap();
+        assert_eq!((answer.status().as_u16(), answer.headers()["x-paced-model"].as_bytes()), (status, by.as_bytes()));
+        if status == 503 {
+            assert!((50..=60).contains(&retry_after_s(&answer)), "{answer:?}");
+        }
+        _ = answer.into_body().collect().await;
+    }
+    client.served.recv().await.unwrap();
+    assert_eq!(client.served.recv().await.unwrap().reason, "deadline_unreachable");
+}
+
 #[tokio::test]
 async fn an_engines_own_refusal_passes_if_no_other_engine_is_left() {
-    let [refusing, also] = [engine(refusal(404)).await, engine(refusal(429)).await];
+    let [refusing, also, full] = [engine(refusal(404)).await, engine(refusal(429)).await, engine(refusal(503)).await];
     let (good, unreached) = (engine(GOOD).await, "http://127.0.0.1:1/v1");
     for (engines, is_busy, status, failed) in [
         (&[&refusing[..]][..], false, 404, vec![1]),
         (&[&refusing, &also], false, 429, vec![1, 1]),
+        (&[&also, &full], false, 503, vec![1, 1]),
         (&[&refusing, unreached], false, 404, vec![1, 1]),
         (&[&refusing, &good], true, 404, vec![1, 0]),
     ] {

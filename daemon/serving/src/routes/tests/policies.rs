@@ -234,3 +234,48 @@ fn a_policy_that_counts_the_prompts_of_engines_counts_those_that_it_did_not_deci
         }
     }
 }
+
+#[test]
+fn an_alias_counts_its_decisions_over_reloads_also_those_of_gateways_before_them() {
+    let mut settings = settings(Routing::Rule, Some(Routing::Rule));
+    let (before, _) = routes_of(&settings, 8);
+    let decide = |routes: &Routes, alias| {
+        let asked = RouteQuery { alias: Some(alias), ..either(&[0, 1]) };
+        routes.route(asked, &wanted(Some(60_000)), ClientPath::default()).unwrap();
+    };
+    (0..3).for_each(|_| decide(&before, 0));
+    let known = settings.aliases.clone();
+    settings.aliases.insert(0, Alias { name: "new".into(), ..known[0].clone() });
+    let (after, _) = routes_of(&settings, 8);
+    after.share_tallies(&settings.aliases, (&before, &known));
+    [0, 1].into_iter().for_each(|alias| decide(&after, alias));
+    decide(&before, 0);
+    let counts = |routes: &Routes| {
+        let tallies = routes.tallies().into_iter();
+        tallies.map(|Tally { decided, shadowed, agreed, .. }| (decided, shadowed, agreed)).collect::<Vec<_>>()
+    };
+    assert_eq!((counts(&before), counts(&after)), (vec![(5, 5, 5)], vec![(1, 1, 1), (5, 5, 5)]));
+}
+
+#[test]
+fn a_prediction_includes_the_time_for_which_an_engine_refuses_requests() {
+    let (routes, engines) = routes(1);
+    let curve = Curve::new(Cost { gpu_ns: 1e7, ..Cost::default() });
+    routes.recall(None, |_, _| Some(curve));
+    engines[0].refused(0, Some(5_000 * NS_PER_MS));
+    let decide = |asked| routes.route(asked, &wanted(Some(2_000)), ClientPath::default()).unwrap();
+    let named = decide(named(&[0]));
+    assert_eq!((named.predicted().unwrap().as_millis(), named.is_late()), (5_190, true));
+    assert_eq!((routes.is_idle(&named), routes.opens_in_s(&named)), (false, 5), "it shows nothing of its speed");
+    assert_eq!((decide(either(&[0, 1])).model, decide(either(&[0])).model), (1, 0));
+    let unlimited = || routes.route(either(&[0, 1]), &wanted(None), ClientPath::default()).unwrap().model;
+    assert_eq!(unlimited(), 1);
+    let mut tried = decide(either(&[1]));
+    tried.model = 0;
+    routes.moved(&mut tried, 0, true);
+    assert_eq!(tried.predicted().unwrap().as_millis(), 190, "the engine has it already");
+    pass(4_500);
+    assert_eq!((routes.opens_in_s(&named), unlimited()), (1, 1));
+    pass(500);
+    assert_eq!((routes.is_idle(&named), decide(either(&[0, 1])).model, unlimited()), (true, 0, 0));
+}

@@ -132,12 +132,36 @@ fn a_model_is_not_tried_while_its_speed_is_known_or_its_engine_busy_or_for_a_req
     let far = ClientPath { smoothed_rtt_ns: 99 * NS_PER_MS, ..near };
     assert_eq!(reason(any, in_100_ms, far, &silent_rule), "none_in_time", "no speed would be enough");
     let _small = take(&silent_rule.1[1]);
-    assert_eq!(reason(any, wanted(Some(30)), near, &silent_rule), "none_in_time", "a class may refuse it");
+    assert_eq!(reason(any, wanted(Some(30)), near, &silent_rule), "none_in_time", "its class refuses it");
+    silent_rule.1[0].refused(0, Some(1_000_000_000));
+    assert_eq!(reason(any, in_100_ms, near, &silent_rule), "in_time", "the engine would not begin with it");
+    pass(SECOND_MS);
     assert_eq!(reason(any, in_100_ms, near, &silent_rule), "trial", "none of these was one");
 
     let least_loaded = silent(Routing::LeastLoaded);
     let _large = take(&least_loaded.1[0]);
     assert_eq!(reason(any, in_100_ms, near, &least_loaded), "least_loaded");
+}
+
+#[test]
+fn a_request_that_is_late_everywhere_and_served_all_the_same_tries_any_other_model() {
+    let late = |routes: &Routes, refuses_late| {
+        let asked = RouteQuery { refuses_late, ..either(&[0, 1]) };
+        let route = routes.route(asked, &wanted(Some(30)), ClientPath::default()).unwrap();
+        (route.model, route.reason)
+    };
+    // Of models that are late, the cheapest is chosen. It may be the best one.
+    for (chosen, other) in [(0, 1), (1, 0)] {
+        let (routes, engines) = known(Routing::Rule);
+        let per_sequence_ns = |model| if model == chosen { 0.0 } else { 1e6 };
+        let cost = |model| Cost { gpu_ns: 1e7, gpu_per_sequence_ns: per_sequence_ns(model), ..Cost::default() };
+        routes.recall(None, |model, _| Some(Curve::new(cost(model))));
+        pass(30 * SECOND_MS);
+        let _busy = take(&engines[chosen]);
+        assert_eq!(late(&routes, true), (chosen, "none_in_time"), "it is refused");
+        assert_eq!(late(&routes, false), (other, "trial"));
+        assert_eq!(late(&routes, false), (chosen, "none_in_time"), "one at a time");
+    }
 }
 
 #[test]

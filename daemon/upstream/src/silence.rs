@@ -9,7 +9,8 @@ use std::{
 use tokio::time::{Instant, Sleep, sleep_until};
 
 /// A bound on silence. Its timer is reset when it fires, not when a silence ends, because tokens come far more often.
-pub(super) struct Silence {
+#[derive(Debug)]
+pub struct Silence {
     /// `None` as long as the timer stays, however often another silence begins.
     longest: Option<Duration>,
     since: Instant,
@@ -18,34 +19,37 @@ pub(super) struct Silence {
 
 impl Silence {
     /// Begins a silence that may last for `longest`.
-    pub(super) fn new(longest: Duration) -> Self {
+    #[must_use]
+    pub fn new(longest: Duration) -> Self {
         let since = Instant::now();
         Self { longest: Some(longest), since, timer: Box::pin(sleep_until(since + longest)) }
     }
 
     /// Begins a silence that ends at `until`, however often another one begins, unless [`Silence::limit`] sets another bound.
-    pub(super) fn until(until: Instant) -> Self {
+    #[must_use]
+    pub fn until(until: Instant) -> Self {
         Self { longest: None, since: Instant::now(), timer: Box::pin(sleep_until(until)) }
     }
 
     /// Begins another silence. From now on, each may last for `longest`.
-    pub(super) fn limit(&mut self, longest: Duration) {
+    pub fn limit(&mut self, longest: Duration) {
         (self.longest, self.since) = (Some(longest), Instant::now());
         self.timer.as_mut().reset(self.since + longest);
     }
 
     /// Begins another silence.
-    pub(super) fn begin(&mut self) {
+    pub fn begin(&mut self) {
         self.since = Instant::now();
     }
 
     /// Whether the silence has lasted too long by now.
-    pub(super) fn is_over(&self) -> bool {
+    #[must_use]
+    pub fn is_over(&self) -> bool {
         Instant::now() >= self.longest.map_or(self.timer.deadline(), |longest| self.since + longest)
     }
 
     /// Ready once the silence has lasted too long.
-    pub(super) fn poll_over(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    pub fn poll_over(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
             ready!(self.timer.as_mut().poll(cx));
             let Some(longest) = self.longest else { return Poll::Ready(()) };
