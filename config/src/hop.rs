@@ -27,7 +27,7 @@ pub(crate) fn read<'a>(root: &mut Section<'a>, policy: &Policy) -> (Vec<Hop>, Ve
     let mut sections = root.named_sections("hop", None);
     if sections.len() > MAX_HOPS {
         let cause = "there are more than 16 hops";
-        root.refuse("hop", Problem::Contradiction { cause, remedy: "remove some" });
+        root.refuse_by("hop", Problem::Contradiction { cause, remedy: "remove some" }, Vec::new());
         root.doubt("hop");
         sections.truncate(MAX_HOPS);
     }

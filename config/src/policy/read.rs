@@ -29,7 +29,7 @@ pub(crate) fn read(root: &mut Section<'_>) -> Policy {
     });
     if schedules.len() > MAX_SCHEDULES {
         let cause = "there are more than 64 schedules with names";
-        root.refuse("schedule", Problem::Contradiction { cause, remedy: "merge some of them" });
+        root.refuse_by("schedule", Problem::Contradiction { cause, remedy: "merge some of them" }, Vec::new());
         root.doubt("schedule");
         schedules.truncate(MAX_SCHEDULES);
     }
@@ -37,7 +37,7 @@ pub(crate) fn read(root: &mut Section<'_>) -> Policy {
     let mut sections = root.named_sections("class", Some(DEFAULT));
     if sections.len() > MAX_CLASSES {
         let cause = "there are more than 255 classes, including \"default\"";
-        root.refuse("class", Problem::Contradiction { cause, remedy: "merge some of them" });
+        root.refuse_by("class", Problem::Contradiction { cause, remedy: "merge some of them" }, Vec::new());
         root.doubt("class");
         sections.truncate(MAX_CLASSES);
     }

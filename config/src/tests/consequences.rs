@@ -210,6 +210,17 @@ fn independent_mistakes_in_one_section_are_all_reported() {
 }
 
 #[test]
+fn a_limit_on_sections_is_reported_beside_other_mistakes_and_names_beyond_it_are_not() {
+    let hops = (0..17).map(|name| {
+        format!("[hop.h{name:02}]\nrelay = \"https://relay.example/m/{{target_host}}/{{target_port}}/\"\n")
+    });
+    let text = hops.collect::<String>() + "[log]\nlevel = \"loud\"\n" + FORWARD + "via = \"h16\"\n";
+    let errors = Config::from_toml(&text).unwrap_err();
+    let keys: Vec<_> = errors.iter().map(|error| error.key.as_str()).collect();
+    assert_eq!(keys, ["hop", "log.level"], "{errors}");
+}
+
+#[test]
 fn a_list_that_is_not_closed_is_one_mistake_where_it_begins_and_later_mistakes_are_reported_as_well() {
     let open = format!("{FORWARD}[[proxy]]\nlisten = \"127.0.0.1:1080\"\nprotocols = [\"socks5\"\nrelay = \"x\"\n");
     let refused = |text: &str| {
