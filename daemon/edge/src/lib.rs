@@ -24,7 +24,7 @@
 //! | `resources` | what the role shares with the rest of its process |
 //! | [`sources`] | the table of senders |
 //! | `wanted` | the local addresses that a configuration needs, and their connections |
-//! | `preparing` | what is made before the addresses of a new configuration are served |
+//! | `prepared`, `preparing` | what is made before the addresses of a new configuration are served, and how |
 //! | [`notice`] | when to say that something failed |
 //!
 //! The connections to relays, which local addresses share, are the crate [`uplink`].
@@ -53,6 +53,7 @@ pub mod hop;
 pub mod local;
 pub mod notice;
 pub mod parting;
+mod prepared;
 mod preparing;
 pub mod proxy;
 mod resources;
@@ -68,12 +69,11 @@ mod wanted;
 
 pub use classes::EntranceClasses;
 pub use counters::{EdgeMetrics, LocalAddressCounters};
-pub use preparing::PreparedAddresses;
-use preparing::{Member, Other, Place};
+pub use prepared::PreparedAddresses;
+use prepared::{Member, Other, Place, Served};
 pub use resources::EdgeResources;
 pub use schedules::NamedSchedules;
 use serve::LastAnswers;
-use socket::LocalSocket;
 use wanted::{SharingKey, Wanted};
 
 /// The edge role: the served local addresses, and the connections to relays that they share.
@@ -95,17 +95,6 @@ pub struct Edge {
     last_answers: LastAnswers,
     /// Whether it has begun to serve, so that all that follows is a reload.
     has_begun: bool,
-}
-
-/// A local address that is served.
-struct Served {
-    wanted: Wanted,
-    contents: [u8; 32],
-    keys: Vec<SharingKey>,
-    /// The keys of connections to the hops on the way.
-    before: Vec<SharingKey>,
-    socket: LocalSocket,
-    task: AbortHandle,
 }
 
 /// A connection to a relay that local addresses share.
@@ -133,7 +122,11 @@ impl Edge {
     }
 
     /// Serves exactly the addresses that were prepared last, each in the class that `classes` has for it.
-    pub fn serve(&mut self, PreparedAddresses { places, terms }: PreparedAddresses, classes: &EntranceClasses) {
+    pub fn serve(
+        &mut self,
+        PreparedAddresses { places, terms, kept: _ }: PreparedAddresses,
+        classes: &EntranceClasses,
+    ) {
         self.has_begun = true;
         let mut before: Vec<Option<Served>> = self.served.drain(..).map(Some).collect();
         let (mut same, mut others) = (Vec::new(), Vec::new());

@@ -1,12 +1,6 @@
 //! Makes local addresses ready to be served, without changing what is served now.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    io,
-    net::SocketAddr,
-    pin::Pin,
-    sync::Arc,
-};
+use std::{net::SocketAddr, sync::Arc};
 
 use anyhow::{Context as _, Result};
 use config::{Config, path::PathSettings};
@@ -19,70 +13,19 @@ use relay_client::{
 };
 use role::bind_error::BindError;
 use serving::classes::RequestClasses;
-use tracing::warn;
 use uplink::{Path, PathTerms, Uplink};
 
 use super::{
-    Edge, EdgeResources, Served,
+    Edge, EdgeResources,
     hop::HopTunnels,
     local::Local,
+    prepared::{Member, Other, Place, PreparedAddresses, Served, Serving},
     proxy::Entrance,
     serve,
     socket::LocalSocket,
     tcp::Connections,
     wanted::{SharingKey, Wanted},
 };
-
-/// Local addresses that can be served: their files could be used and their sockets bound.
-pub struct PreparedAddresses {
-    pub(super) places: Vec<Place>,
-    /// The terms of the configuration's paths, by name.
-    pub(super) terms: BTreeMap<String, PathTerms>,
-}
-
-pub(super) enum Place {
-    /// A local address that is served already, by its place among the served ones.
-    Same(usize),
-    Other(Box<Other>),
-}
-
-/// The task that serves a local address, until it is dropped.
-pub(super) type Serving = Pin<Box<dyn Future<Output = io::Result<()>> + Send>>;
-
-/// A local address that is not served yet, or is served differently.
-pub(super) struct Other {
-    pub(super) wanted: Wanted,
-    pub(super) contents: [u8; 32],
-    /// Several if requests are spread over several gateways.
-    pub(super) keys: Vec<(SharingKey, Arc<Uplink>)>,
-    /// The connections to the hops on the way.
-    pub(super) before: Vec<(SharingKey, Arc<Uplink>)>,
-    pub(super) socket: LocalSocket,
-    pub(super) member: Member,
-    pub(super) serving: Serving,
-}
-
-impl Other {
-    /// Returns the files whose change alone makes it replace `served`; empty if the configuration of the address has changed as well.
-    pub(super) fn changed_files(&self, served: &Served) -> Vec<String> {
-        if served.wanted != self.wanted {
-            return Vec::new();
-        }
-        let own = self.wanted.file().filter(|_| served.contents != self.contents);
-        let keys = self.keys.iter().zip(&served.keys).flat_map(|((key, _), before)| key.changed_files(before));
-        let files: BTreeSet<_> = own.into_iter().chain(keys).map(|file| file.display().to_string()).collect();
-        files.into_iter().collect()
-    }
-}
-
-/// The class or classes of a local address.
-#[derive(Clone)]
-pub(super) enum Member {
-    /// One class for all its traffic.
-    Traffic(Membership),
-    /// A class for each of its requests for models.
-    Requests(RequestClasses),
-}
 
 impl Edge {
     /// Prepares to serve exactly the local addresses of a configuration, without changing what is served now.
@@ -95,27 +38,28 @@ impl Edge {
     }
 
     /// Like [`prepare`](Self::prepare), for the configuration in force and files that it names, which have changed. A local address whose
-    /// token cannot be read stays as it is, so that the files of others take effect; the log says why.
+    /// token cannot be read stays as it is, so that the files of others take effect.
     ///
     /// # Errors
     /// A file other than that of a token is not usable.
     pub fn prepare_again(&self, config: &Config) -> Result<PreparedAddresses> {
-        self.prepare_or(config, |wanted, error| {
+        let mut kept = Vec::new();
+        let prepared = self.prepare_or(config, |wanted, error| {
             let place = self.served.iter().position(|of| of.wanted == *wanted);
             let (Some(place), Some(ConnectError::Token { .. })) = (place, error.downcast_ref()) else {
                 return Err(error);
             };
-            let (listen, protocol) = (wanted.listen(), wanted.name());
-            warn!(%listen, protocol, "{error:#}; the local address stays as it is until its files change again");
+            kept.push(format!("{} at {}: {error:#}", wanted.name(), wanted.listen()));
             Ok(Place::Same(place))
-        })
+        })?;
+        Ok(PreparedAddresses { kept, ..prepared })
     }
 
     /// Prepares to serve the local addresses of a configuration; `fall_back` decides about one that cannot be prepared.
     fn prepare_or(
         &self,
         config: &Config,
-        fall_back: impl Fn(&Wanted, anyhow::Error) -> Result<Place>,
+        mut fall_back: impl FnMut(&Wanted, anyhow::Error) -> Result<Place>,
     ) -> Result<PreparedAddresses> {
         let mut made: Vec<(SharingKey, Arc<Uplink>)> = Vec::new();
         let place = |wanted: Wanted| -> Result<Place> {
@@ -134,7 +78,7 @@ impl Edge {
             let PathSettings { name, cost, rate, .. } = path;
             (name.clone(), PathTerms { cost: *cost, rate: *rate })
         });
-        Ok(PreparedAddresses { places, terms: terms.collect() })
+        Ok(PreparedAddresses { places, kept: Vec::new(), terms: terms.collect() })
     }
 
     fn prepare_one(

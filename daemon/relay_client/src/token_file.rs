@@ -17,8 +17,11 @@ use tokio::{
     time::timeout,
 };
 
-/// How long an attempt to connect waits for the token.
+/// How long an attempt to connect waits for the token in a file.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long it waits for the token in a pipe. The command that writes it may ask a person for a passphrase.
+const PIPE_PATIENCE: Duration = Duration::from_secs(120);
 
 /// How many bytes of the file are read.
 const MOST_BYTES: u64 = 1 << 20;
@@ -37,20 +40,18 @@ impl ReadingTurn {
     /// Returns the text of a file. If it is a pipe, waits for the text: a shell may pass one (`<(command)`).
     ///
     /// # Errors
-    /// It cannot be read, or not within ten seconds.
+    /// It cannot be read, or not within ten seconds, a pipe not within two minutes.
     pub(crate) async fn read(&self, path: &Path) -> io::Result<String> {
-        timeout(PATIENCE, self.text(path)).await.unwrap_or_else(|_| {
-            let seconds = PATIENCE.as_secs();
-            let why = format!(
-                "reading it takes longer than {seconds} s: check its file system, or what writes to it if it is a pipe"
-            );
-            Err(io::Error::new(io::ErrorKind::TimedOut, why))
-        })
+        if let Some(text) = within(PATIENCE, "check its file system", self.unless_pipe(path)).await? {
+            return Ok(text);
+        }
+        of_pipe(path).await
     }
 
-    async fn text(&self, path: &Path) -> io::Result<String> {
+    /// Returns the text of a file, or `None` if it is a pipe.
+    async fn unless_pipe(&self, path: &Path) -> io::Result<Option<String>> {
         let file = path.to_owned();
-        let unless_pipe = move || {
+        let read = move || {
             if fs::metadata(&file)?.file_type().is_fifo() {
                 return Ok(None);
             }
@@ -58,13 +59,7 @@ impl ReadingTurn {
             File::open(&file)?.take(MOST_BYTES).read_to_string(&mut text)?;
             Ok(Some(text))
         };
-        if let Some(text) = self.aside(unless_pipe).await? {
-            return Ok(text);
-        }
-        // No thread waits for a pipe, so an attempt that is given up leaves the token there for the next one.
-        let (mut text, pipe) = (String::new(), pipe::OpenOptions::new().open_receiver(path)?);
-        pipe.take(MOST_BYTES).read_to_string(&mut text).await?;
-        Ok(text)
+        self.aside(read).await
     }
 
     /// Runs `read` on a thread of its own. Nothing ends a thread that waits for a file system, so it has the turn until `read` returns,
@@ -81,6 +76,23 @@ impl ReadingTurn {
         })?;
         outcome.await.unwrap_or_else(|error| Err(io::Error::other(error)))
     }
+}
+
+/// Returns what is written to a pipe. No thread waits for it, so an attempt that is given up leaves the token there for the next one.
+async fn of_pipe(path: &Path) -> io::Result<String> {
+    let read = async {
+        let (mut text, pipe) = (String::new(), pipe::OpenOptions::new().open_receiver(path)?);
+        pipe.take(MOST_BYTES).read_to_string(&mut text).await?;
+        Ok(text)
+    };
+    within(PIPE_PATIENCE, "check what writes to this pipe", read).await
+}
+
+async fn within<T>(time: Duration, remedy: &str, read: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    timeout(time, read).await.unwrap_or_else(|_| {
+        let why = format!("reading it takes longer than {} s: {remedy}", time.as_secs());
+        Err(io::Error::new(io::ErrorKind::TimedOut, why))
+    })
 }
 
 #[cfg(test)]
@@ -103,17 +115,14 @@ mod tests {
     async fn a_pipe_that_says_nothing_ends_the_attempt_and_the_next_one_gets_its_token() {
         let (pipe, turn, begun) = (file("pipe"), ReadingTurn::default(), Instant::now());
         assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-        let token = TokenSource::File(pipe.clone());
-        let error = timeout(TOO_LONG, token.read(&turn)).await.expect("it waits for ever").unwrap_err();
-        let expected = format!("failed to read the token from {}: reading it takes longer than 10 s", pipe.display());
-        assert!(error.to_string().starts_with(&expected), "{error}");
-        assert_eq!(begun.elapsed().as_secs(), 10);
-        assert!(!error.is_unanswered(), "the path to the relay is not at fault");
+        let error = timeout(TOO_LONG, of_pipe(&pipe)).await.expect("it waits for ever").unwrap_err();
+        assert_eq!(error.to_string(), "reading it takes longer than 120 s: check what writes to this pipe");
+        assert_eq!(begun.elapsed().as_secs(), 120);
         // The threads of this test take real time.
         resume();
         let end = pipe.clone();
         thread::spawn(move || fs::write(end, "token\n").unwrap());
-        assert_eq!(&*token.read(&turn).await.unwrap(), "token");
+        assert_eq!(&*TokenSource::File(pipe.clone()).read(&turn).await.unwrap(), "token");
         fs::remove_file(pipe).unwrap();
     }
 
@@ -124,9 +133,12 @@ mod tests {
         let (answer, answers) = mpsc::channel();
         let hung = turn.aside(move || answers.recv().map_err(io::Error::other));
         assert!(timeout(TOO_LONG, hung).await.is_err(), "nothing ends it");
-        for _ in 0..3 {
-            let read = timeout(TOO_LONG, turn.read(&regular)).await.expect("it waits for ever");
-            assert_eq!(read.unwrap_err().kind(), io::ErrorKind::TimedOut, "no second thread reads");
+        let (token, begun) = (TokenSource::File(regular.clone()), Instant::now());
+        for attempt in 1..=3 {
+            let error = timeout(TOO_LONG, token.read(&turn)).await.expect("it waits for ever").unwrap_err();
+            let why = format!("the token from {}: reading it takes longer than 10 s", regular.display());
+            assert!(error.to_string().contains(&why) && !error.is_unanswered(), "{error}");
+            assert_eq!(begun.elapsed().as_secs(), attempt * 10, "no second thread reads");
         }
         resume();
         answer.send(()).unwrap();

@@ -158,21 +158,30 @@ impl Daemon {
     }
 
     /// Reads the files again that the configuration in force names. If one cannot be used, logs why, and everything
-    /// stays as it was.
+    /// stays as it was; if it is a local address's token, only that address.
     pub(super) async fn read_files_again(&mut self, open: &mut Open) {
         let config = self.config.clone();
         let prepared = self.prepare_again(&config, open).await;
-        self.metrics.reloaded(prepared.is_ok());
-        match prepared {
-            Ok(prepared) => {
-                self.put_in_force(config, prepared, open);
+        let outcome = prepared.map_err(|error| format!("{error:#}")).and_then(|mut prepared| {
+            let kept = std::mem::take(&mut prepared.entrances.kept);
+            if !kept.is_empty() {
+                // Some of the files are not in force: they are read again in a minute, and their certificates are not shown.
+                prepared.files.seen = SeenFiles::clone(&self.read.load());
+                prepared.files.certificates.clone_from(&self.certificates);
+            }
+            self.put_in_force(config, prepared, open);
+            if kept.is_empty() { Ok(()) } else { Err(kept.join("; ")) }
+        });
+        self.metrics.reloaded(outcome.is_ok());
+        match outcome {
+            Ok(()) => {
                 let done = "files that the configuration names have changed, and were read again";
                 tracing::info!("{done}");
                 open.control.tell("reload", done.to_owned());
             }
             Err(error) => {
                 let refused = "files that the configuration names have changed but cannot be used";
-                tracing::error!("{refused}; their earlier contents stay in force: {error:#}");
+                tracing::error!("{refused}; their earlier contents stay in force: {error}");
                 open.control.tell("reload", format!("{refused}: the log says why"));
             }
         }
