@@ -20,7 +20,7 @@ use crate::{
     intf::{self, RawCounters, RawTerms, SLOTS},
     loaded::Loaded,
     mark::{Mark, Tag},
-    syscall::{Link, LinkHook, NO_DEVICE, NetworkDevice},
+    syscall::{Link, LinkHook, NO_DEVICE, NetworkDevice, first_at_egress},
     tables::Tables,
 };
 
@@ -120,7 +120,8 @@ impl Egress {
 
     /// Attaches the program to the egress of a device of the calling thread's namespace, in place of an earlier
     /// attachment there; `has_fq` says whether the device keeps departure times, unless [`KernelClasses::set_fq`] has
-    /// already said so for this device. Kernels without tcx get a filter.
+    /// already said so for this device. It comes before all programs that are there. Kernels without tcx get a filter, whose place
+    /// the kernel chooses.
     ///
     /// # Errors
     /// There is no such device, or the kernel refuses.
@@ -205,6 +206,14 @@ impl Egress {
     #[must_use]
     pub fn id(&self) -> Option<u32> {
         Some(self.program()?.info().ok()?.id())
+    }
+
+    /// Returns the number of the program that is before this one at tcx of the device with this index, and may end the chain;
+    /// `None` if this one is first, or if the kernel does not say.
+    #[must_use]
+    pub fn preceded_by(&self, index: u32) -> Option<u32> {
+        let own = self.id()?;
+        first_at_egress(index).ok()?.filter(|first| *first != own)
     }
 
     /// Returns the tables of the program, for this process.

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    io,
     os::fd::{AsFd as _, BorrowedFd},
 };
 
@@ -89,7 +90,7 @@ impl Ingress {
                     return Err(refused("XDP", why.into()));
                 }
                 let link = Link::attach(fd, &found, LinkHook::XdpGeneric);
-                (link.map_err(|error| refused("XDP, generic", error.into()))?, XdpMode::Generic)
+                (link.map_err(|error| refused("XDP, generic", taken_or(device, error)))?, XdpMode::Generic)
             }
         };
         self.attached.insert(device.to_owned(), link);
@@ -126,5 +127,30 @@ impl Ingress {
     /// Returns the loaded program, for trials.
     pub(crate) fn program(&self) -> Option<&Xdp> {
         self.loaded.program()
+    }
+}
+
+/// Explains why the kernel attached nothing behind the driver: a device has one XDP program, which is in the other mode
+/// (EEXIST) or in this one (EBUSY) (`dev_xdp_attach`, net/core/dev.c).
+fn taken_or(device: &str, error: io::Error) -> Cause {
+    match error.raw_os_error() {
+        Some(libc::EEXIST | libc::EBUSY) => {
+            format!("another XDP program is on {device}: remove it (`ip link show {device}`, `bpftool net`)").into()
+        }
+        _ => error.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_program_on_the_device_is_told_from_other_refusals() {
+        let said = |code| taken_or("c0", io::Error::from_raw_os_error(code)).to_string();
+        for code in [libc::EEXIST, libc::EBUSY] {
+            assert_eq!(said(code), "another XDP program is on c0: remove it (`ip link show c0`, `bpftool net`)");
+        }
+        assert_eq!(said(libc::EOPNOTSUPP), "Operation not supported (os error 95)");
     }
 }

@@ -28,6 +28,6 @@ mod tables;
 pub mod trial;
 
 pub use error::Error;
-pub use probe::{Availability, Capabilities, Finding, probe};
+pub use probe::{Availability, Capabilities, Finding, probe, probe_fq};
 pub use stacked::lower_devices;
 pub use syscall::NetworkDevice;

@@ -43,6 +43,8 @@ pub struct Capabilities {
     pub kernel: String,
     /// Effective CAP_BPF of the calling thread.
     pub cap_bpf: Finding,
+    /// Effective CAP_PERFMON of the calling thread.
+    pub cap_perfmon: Finding,
     /// Effective CAP_NET_ADMIN of the calling thread.
     pub cap_net_admin: Finding,
     /// Effective CAP_NET_RAW of the calling thread.
@@ -70,7 +72,7 @@ pub struct Capabilities {
 /// Opens sockets that send nothing and loads programs without attaching them; takes a few milliseconds. The results do
 /// not depend on configuration, such as which device has `fq`.
 pub fn probe() -> Capabilities {
-    let kernel = read("/proc/sys/kernel/osrelease").trim().to_owned();
+    let kernel = release();
     let effective = effective_capabilities(&read("/proc/thread-self/status"));
     let right = |bit: u32, serves, without| match effective {
         Some(set) if set >> bit & 1 == 1 => yes(serves),
@@ -83,6 +85,11 @@ pub fn probe() -> Capabilities {
     };
     Capabilities {
         cap_bpf: right(CAP_BPF, "may load programs", "no tc or XDP programs"),
+        cap_perfmon: right(
+            CAP_PERFMON,
+            "may load programs that compute with packet pointers",
+            "no XDP programs of paced",
+        ),
         cap_net_admin: right(
             CAP_NET_ADMIN,
             "may attach programs and set qdiscs",
@@ -108,23 +115,38 @@ pub fn probe() -> Capabilities {
         gso: option(UdpOption::Segmentation, "batches can leave in one call", "one call per packet"),
         gro: option(UdpOption::Coalescing, "batches can arrive in one call", "one buffer per packet"),
         mark: option(UdpOption::Mark, "sockets can carry their class", "needs CAP_NET_ADMIN or CAP_NET_RAW"),
-        fq: FqEvidence {
-            default_qdisc: &read("/proc/sys/net/core/default_qdisc"),
-            loaded: fs::read_to_string("/proc/modules").ok().as_deref(),
-            builtin: &read(format!("/lib/modules/{kernel}/modules.builtin")),
-            loadable: fs::read_to_string(format!("/lib/modules/{kernel}/modules.dep")).ok().as_deref(),
-            btf: || fs::read(BTF).ok(),
-        }
-        .judge(),
+        fq: fq_of(&kernel),
         kernel,
     }
 }
 
+/// Finds out whether the kernel has `fq`, as [`probe`] does.
+#[must_use]
+pub fn probe_fq() -> Finding {
+    fq_of(&release())
+}
+
+fn release() -> String {
+    read("/proc/sys/kernel/osrelease").trim().to_owned()
+}
+
+fn fq_of(kernel: &str) -> Finding {
+    FqEvidence {
+        default_qdisc: &read("/proc/sys/net/core/default_qdisc"),
+        loaded: fs::read_to_string("/proc/modules").ok().as_deref(),
+        builtin: &read(format!("/lib/modules/{kernel}/modules.builtin")),
+        loadable: fs::read_to_string(format!("/lib/modules/{kernel}/modules.dep")).ok().as_deref(),
+        btf: || fs::read(BTF).ok(),
+    }
+    .judge()
+}
+
 impl Capabilities {
     /// Lists every feature by its usual name, in the order of the table.
-    pub fn rows(&self) -> [(&'static str, &Finding); 11] {
+    pub fn rows(&self) -> [(&'static str, &Finding); 12] {
         [
             ("CAP_BPF", &self.cap_bpf),
+            ("CAP_PERFMON", &self.cap_perfmon),
             ("CAP_NET_ADMIN", &self.cap_net_admin),
             ("CAP_NET_RAW", &self.cap_net_raw),
             ("bpf()", &self.bpf),
@@ -299,7 +321,8 @@ mod tests {
         let table = probe().to_string();
         let columns: Vec<_> =
             table.lines().map(|line| line.match_indices(" | ").map(|(at, _)| at).collect::<Vec<_>>()).collect();
-        assert_eq!(columns.len(), 13);
+        assert_eq!(columns.len(), 14);
+        assert!(table.contains("\nCAP_PERFMON"), "{table}");
         assert!(columns.iter().all(|at| at[..2] == columns[0][..2]), "{table}");
         assert!(table.lines().all(|line| !line.ends_with("| ")), "{table}");
     }

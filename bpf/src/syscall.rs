@@ -45,6 +45,7 @@ pub(crate) fn load_trivial_program(program_type: ProgramType) -> io::Result<()> 
 
 const BPF_PROG_LOAD: libc::c_long = 5;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
+const BPF_PROG_QUERY: libc::c_long = 16;
 const BPF_LINK_CREATE: libc::c_long = 28;
 const BPF_LINK_DETACH: libc::c_long = 34;
 
@@ -166,7 +167,7 @@ impl NetworkDevice {
 /// The place of a link's program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LinkHook {
-    /// After the other programs at a device's egress (Linux 6.6).
+    /// Before the other programs at a device's egress (Linux 6.6), any of which may end the chain.
     TcxEgress,
     /// In the driver of a device, before anything else processes a packet.
     XdpNative,
@@ -184,7 +185,7 @@ impl Link {
     /// Errors: EINVAL if the kernel does not know the hook, EPERM without CAP_NET_ADMIN or CAP_BPF.
     pub(crate) fn attach(program: BorrowedFd<'_>, device: &NetworkDevice, hook: LinkHook) -> io::Result<Self> {
         let (attach_type, flags) = match hook {
-            LinkHook::TcxEgress => (BPF_TCX_EGRESS, BPF_F_AFTER),
+            LinkHook::TcxEgress => (BPF_TCX_EGRESS, BPF_F_BEFORE),
             LinkHook::XdpNative => (BPF_XDP, XDP_FLAGS_DRV_MODE),
             LinkHook::XdpGeneric => (BPF_XDP, XDP_FLAGS_SKB_MODE),
         };
@@ -213,6 +214,29 @@ impl Link {
     }
 }
 
+/// Returns the number of the program that is first at the egress of the device with this index; `None` if none is attached.
+///
+/// Errors: EINVAL on a kernel without tcx, EPERM without CAP_NET_ADMIN.
+pub(crate) fn first_at_egress(device: u32) -> io::Result<Option<u32>> {
+    /// `BPF_MPROG_MAX`: a hook has no more programs.
+    const MOST: usize = 64;
+    let mut programs = [0_u32; MOST];
+    let mut query = ProgramQuery {
+        device,
+        attach_type: BPF_TCX_EGRESS,
+        programs: programs.as_mut_ptr() as u64,
+        count: MOST as u32,
+        ..ProgramQuery::default()
+    };
+    // SAFETY: the attributes are the head of `union bpf_attr` in the kernel's layout, of the size given. The kernel writes to
+    // fields of them, and at most `count` numbers to `programs`; both live through the call.
+    let told = unsafe { libc::syscall(libc::SYS_bpf, BPF_PROG_QUERY, &raw mut query, size_of::<ProgramQuery>()) };
+    match told {
+        0 => Ok((query.count > 0).then_some(programs[0])),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 impl Drop for Link {
     /// Detaches at once; closing alone would wait for the copies that a forked process holds until it executes a
     /// program.
@@ -226,7 +250,7 @@ impl Drop for Link {
 
 const BPF_XDP: u32 = 37;
 const BPF_TCX_EGRESS: u32 = 47;
-const BPF_F_AFTER: u32 = 1 << 4;
+const BPF_F_BEFORE: u32 = 1 << 3;
 const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
 const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
 
@@ -238,6 +262,23 @@ struct LinkCreate {
     attach_type: u32,
     flags: u32,
     relative: u32,
+    revision: u64,
+}
+
+/// The head of `union bpf_attr` for BPF_PROG_QUERY, up to the last field that the kernel writes.
+#[derive(Default)]
+#[repr(C)]
+struct ProgramQuery {
+    device: u32,
+    attach_type: u32,
+    query_flags: u32,
+    attach_flags: u32,
+    programs: u64,
+    count: u32,
+    padding: u32,
+    program_flags: u64,
+    links: u64,
+    link_flags: u64,
     revision: u64,
 }
 

@@ -11,10 +11,13 @@ use crate::{
     text::quoted,
 };
 
+/// How many devices the tables of the kernel's programs have room for (`paced_devices` in `egress.bpf.c`).
+pub const MAX_DEVICES: usize = 256;
+
 /// The kernel's programs and queueing disciplines. The daemon loads nothing if no device is named.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kernel {
-    /// The network devices through which clients and targets are reached; no name occurs twice.
+    /// The network devices through which clients and targets are reached, at most [`MAX_DEVICES`]; no name occurs twice.
     pub devices: Vec<KernelDevice>,
     /// Whether outgoing packets are marked, paced and counted by class (tc).
     pub egress: bool,
@@ -97,7 +100,7 @@ pub(crate) fn walk(section: &mut Section<'_>, of: &Kernel) -> Kernel {
     const ARRIVALS: RangeInclusive<u64> = 1_000..=100_000_000;
     let (prefix, arrivals) = (of.initials_per_second_from_prefix, of.arrivals_per_second.map(NonZeroU32::get));
     let kernel = Kernel {
-        devices: section.list("devices", of.devices.clone()),
+        devices: section.limited_list("devices", MAX_DEVICES, of.devices.clone()),
         egress: section.value("egress", of.egress),
         ingress: section.value("ingress", of.ingress),
         manage_qdisc: section.value("manage_qdisc", of.manage_qdisc),
@@ -112,6 +115,10 @@ pub(crate) fn walk(section: &mut Section<'_>, of: &Kernel) -> Kernel {
     if kernel.mark_tag == 0 || kernel.mark_tag & 0xffff != 0 {
         let cause = "a tag uses only the upper 16 bits, because the lower 16 are direction and class";
         section.refuse("mark_tag", Problem::Contradiction { cause, remedy: "write a number such as 0x70ac0000" });
+    }
+    if kernel.devices.len() > MAX_DEVICES {
+        let cause = "there are more than 256 devices";
+        section.refuse("devices", Problem::Contradiction { cause, remedy: "remove some" });
     }
     section.refuse_shared("devices", &kernel.devices, KernelDevice::clone, "a device is named twice");
     kernel
@@ -153,6 +160,19 @@ mod tests {
         let limits = "initials_per_second_from_prefix = 7\ninitials_per_second = 1000000\nfragments_per_second = 8\n\
                       arrivals_per_second = 1000";
         assert_eq!(kernel(&format!("{text}\n{limits}")), expected);
+    }
+
+    #[test]
+    fn there_are_as_many_devices_as_the_kernels_tables_have_room_for() {
+        let devices = |count: usize| {
+            let names: Vec<_> = (0..count).map(|at| format!("\"eth{at}\"")).collect();
+            format!("devices = [{}]", names.join(", "))
+        };
+        assert_eq!(kernel(&devices(MAX_DEVICES)).devices.len(), MAX_DEVICES);
+        let text = format!("[kernel]\n{}", devices(MAX_DEVICES + 1));
+        let refusals = Config::from_toml(&text).unwrap_err().to_string();
+        assert_refused(&text, &refusals, ["line 2", "more than 256 devices", "kernel.devices"]);
+        assert!(Config::schema().contains("\"maxItems\": 256"));
     }
 
     #[test]

@@ -56,6 +56,12 @@ impl Section<'_> {
         self.optional_list(key, Some(held)).unwrap_or_default()
     }
 
+    /// Asks for a list as [`list`](Self::list) does, which the caller refuses if it has more than `most` elements.
+    pub(crate) fn limited_list<T: Value>(&mut self, key: &'static str, most: usize, held: Vec<T>) -> Vec<T> {
+        _ = self.value_of(key, || schema::limited_list::<T>(most));
+        self.list(key, held)
+    }
+
     /// Asks for an optional list, as [`list`](Self::list) does.
     pub(crate) fn optional_list<T: Value>(&mut self, key: &'static str, held: Option<Vec<T>>) -> Option<Vec<T>> {
         self.say(key, || held.as_ref().map(|held| list(held.iter().map(T::write))));

@@ -146,6 +146,13 @@ pub(super) fn filled_list<T: Value>() -> Json {
     schema
 }
 
+/// A list with at most this many elements.
+pub(super) fn limited_list<T: Value>(most: usize) -> Json {
+    let mut schema = list::<T>();
+    schema["maxItems"] = json!(most);
+    schema
+}
+
 pub(super) fn one_or_list<T: Value>() -> Json {
     let mut several = array(T::schema());
     several["minItems"] = json!(1);

@@ -5,10 +5,11 @@ use std::{collections::BTreeMap, fmt, sync::OnceLock};
 use bpf::{Availability, Capabilities, Finding};
 use parking_lot::Mutex;
 use prometheus_client::{
-    encoding::{DescriptorEncoder, EncodeMetric as _},
+    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric as _},
     metrics::{
         MetricType,
         counter::Counter,
+        family::Family,
         gauge::{ConstGauge, Gauge},
     },
     registry::Registry,
@@ -60,6 +61,14 @@ pub struct Enforced {
     monitor: Gauge,
     keeper: Gauge,
     restarts: Counter,
+    restored: Family<RestoredPart, Counter>,
+}
+
+/// A part that the monitor set up again.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RestoredPart {
+    device: String,
+    part: &'static str,
 }
 
 impl Enforced {
@@ -83,6 +92,11 @@ impl Enforced {
     pub(super) fn monitor_looks(&self) {
         *self.privileged.lock() = Privileged::Running;
         self.monitor.set(1);
+    }
+
+    /// Notes that another program had removed a part, which the monitor has set up again.
+    pub(super) fn note_restored(&self, device: &str, part: KernelPart) {
+        self.restored.get_or_create(&RestoredPart { device: device.to_owned(), part: part.name() }).inc();
     }
 
     /// Notes that the keeper runs.
@@ -171,6 +185,7 @@ impl Enforced {
         };
         Capabilities {
             cap_bpf: of_monitor(&at_start.cap_bpf),
+            cap_perfmon: of_monitor(&at_start.cap_perfmon),
             cap_net_admin: of_monitor(&at_start.cap_net_admin),
             bpf: of_monitor(&at_start.bpf),
             xdp,
@@ -185,6 +200,8 @@ impl Enforced {
         registry.register("kernel_monitor_keeper", help, self.keeper.clone());
         let help = "Restarts of the monitor";
         registry.register("kernel_monitor_restarts", help, self.restarts.clone());
+        let help = "Parts that another program removed from a device, and the monitor set up again";
+        registry.register("kernel_restored_parts", help, self.restored.clone());
     }
 
     pub(super) fn encode(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
@@ -262,7 +279,7 @@ mod tests {
         assert_eq!(before.xdp.state, Availability::Yes);
         in_force.monitor_ended();
         let after = in_force.features(&own);
-        for finding in [&after.cap_bpf, &after.cap_net_admin, &after.bpf, &after.xdp] {
+        for finding in [&after.cap_bpf, &after.cap_perfmon, &after.cap_net_admin, &after.bpf, &after.xdp] {
             assert!(finding.state == Availability::No && finding.why.contains("the monitor has ended"), "{finding:?}");
         }
         assert_eq!((after.gso, after.cap_net_raw), (own.gso, own.cap_net_raw));

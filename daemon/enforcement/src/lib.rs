@@ -214,6 +214,10 @@ impl Intake {
                     report(&device, part.name(), &outcome);
                 }
             }
+            MonitorNotice::Restored { device, part } => {
+                self.tables.in_force.note_restored(&device, part);
+                tracing::warn!(device, part = part.name(), "another program removed it; attached again");
+            }
             MonitorNotice::Ready => {
                 self.hold();
                 return true;
@@ -260,7 +264,9 @@ fn not_loaded(program: Program, why: &str) {
 /// Returns what to do about a refusal of the kernel, after a semicolon, if the process lacks rights.
 #[must_use]
 pub fn advice(why: &str) -> &'static str {
-    if why.contains("Operation not permitted") { "; the service gets the rights by kernel.conf" } else { "" }
+    // An error of a program names the rights that its process lacks.
+    let lacks_rights = ["Operation not permitted", "without CAP_"].iter().any(|words| why.contains(words));
+    if lacks_rights { "; the service gets the rights by kernel.conf" } else { "" }
 }
 
 /// Probes which marks this process may set, and logs the others.
@@ -297,7 +303,7 @@ mod tests {
     use socket2::{Domain, Socket, Type};
 
     use super::*;
-    use crate::monitor::message;
+    use crate::monitor::{KernelPart, message};
 
     fn pair() -> (Socket, Socket) {
         Socket::pair(Domain::UNIX, Type::SEQPACKET, None).unwrap()
@@ -356,6 +362,31 @@ mod tests {
         assert_eq!(left_without_devices(Some(65_534)), [before.permitted & of_packets; 2]);
         if geteuid().is_root() {
             assert_eq!(left_without_devices(None), [before.permitted, before.effective]);
+        }
+    }
+    #[test]
+    fn a_part_that_the_monitor_set_up_again_is_counted() {
+        let tables = Arc::<Tables>::default();
+        let mut intake = Intake::new(&Kernel::default(), tables.clone());
+        for _ in 0..2 {
+            let notice = MonitorNotice::Restored { device: "eth0".to_owned(), part: KernelPart::Egress };
+            assert!(!intake.take(notice, Vec::new()));
+        }
+        let mut registry = prometheus_client::registry::Registry::default();
+        tables.in_force.register(&mut registry);
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        assert!(text.contains("kernel_restored_parts_total{device=\"eth0\",part=\"egress\"} 2\n"), "{text}");
+    }
+
+    #[test]
+    fn a_refusal_for_lack_of_rights_says_where_the_rights_come_from() {
+        for (why, is_advised) in [
+            ("failed to set fq on eth0: Operation not permitted (os error 1)", true),
+            ("on Linux 6.18 without CAP_PERFMON: Permission denied (os error 13)", true),
+            ("on Linux 6.18: another XDP program is on c0", false),
+        ] {
+            assert_eq!(advice(why).contains("kernel.conf"), is_advised, "{why}");
         }
     }
 }

@@ -114,6 +114,28 @@ fn a_dropped_program_is_detached() {
 }
 
 #[test]
+fn a_program_comes_before_those_that_are_there_and_is_told_of_one_that_came_before_it() {
+    lab::ring!(Netns);
+    let chain = Chain::new().unwrap();
+    let [(mut first, _), (mut second, _)] = [load(), load()];
+    let device = &chain.egress.near.device;
+    chain
+        .relay
+        .run(|| {
+            let index = bpf::NetworkDevice::find(device).unwrap().unwrap().index;
+            if first.attach(device, false).unwrap() != Hook::Tcx {
+                return;
+            }
+            assert_eq!(first.preceded_by(index), None);
+            second.attach(device, false).unwrap();
+            assert_eq!((second.preceded_by(index), first.preceded_by(index)), (None, second.id()));
+            second.detach(device).unwrap();
+            assert_eq!(first.preceded_by(index), None);
+        })
+        .unwrap();
+}
+
+#[test]
 fn a_device_that_vanishes_takes_the_program_with_it_and_nothing_fails() {
     lab::ring!(Netns);
     let chain = Chain::new().unwrap();
@@ -258,6 +280,20 @@ fn with_sysfs<T: Send>(namespace: &Namespace, work: impl FnOnce() -> T + Send) -
         work()
     };
     namespace.run(run).unwrap()
+}
+
+#[test]
+fn another_xdp_program_on_the_device_is_named_as_the_reason() {
+    lab::ring!(Netns);
+    let chain = Chain::new().unwrap();
+    let [mut other, mut ingress] = [Ingress::load().unwrap(), Ingress::load().unwrap()];
+    let device = &chain.egress.near.device;
+    let attach = |ingress: &mut Ingress| chain.relay.run(|| ingress.attach(device)).unwrap();
+    attach(&mut other).unwrap();
+    let error = attach(&mut ingress).unwrap_err().to_string();
+    assert!(error.contains(&format!("another XDP program is on {device}")), "{error}");
+    drop(other);
+    attach(&mut ingress).unwrap();
 }
 
 #[test]

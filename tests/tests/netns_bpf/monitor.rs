@@ -405,6 +405,8 @@ fn a_detached_program_is_attached_again() {
         (now.len() == links.len() && !now.contains(detached)).then_some(())
     };
     wait_for("the program to be back", SOON, is_back).unwrap();
+    site.relay.wait_for_line("another program removed it; attached again", SOON).unwrap();
+    site.wait_for_counts("the count", |counts| counts.sum("kernel_restored_parts_total{") == 1).unwrap();
     assert_eq!(all_in_force(&site), [true; 3]);
 }
 

@@ -1,7 +1,7 @@
 //! The monitor itself: sets up each device as planned, checks once a second that it still holds, and reports.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io::{self, ErrorKind},
     os::fd::BorrowedFd,
     time::Duration,
@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context as _, Result, anyhow, bail};
 use bpf::{
     NetworkDevice,
-    egress::{self, Egress, Hook},
+    egress::{self, Egress},
     ingress::{Ingress, XdpMode},
     mark::Tag,
 };
@@ -21,7 +21,7 @@ use super::{
     ledger::{Changed, Entries, Ledger},
     log::say,
     message::send,
-    qdisc::{self, Root},
+    qdisc::{self, FilterPlace, FqAt, Root},
     rights::{self, Rights},
     wait::has_closed,
 };
@@ -79,6 +79,8 @@ struct Held<'a> {
     told: BTreeMap<(String, KernelPart), PartOutcome>,
     told_programs: Vec<Program>,
     is_ready: bool,
+    /// The parts that were set up again since the peer was last told, because another program had removed them.
+    restored: BTreeSet<(String, KernelPart)>,
 }
 
 impl<'a> Held<'a> {
@@ -99,6 +101,7 @@ impl<'a> Held<'a> {
             told: BTreeMap::new(),
             told_programs: Vec::new(),
             is_ready: false,
+            restored: BTreeSet::new(),
         }
     }
 
@@ -148,18 +151,30 @@ impl<'a> Held<'a> {
                     self.parts.insert(key, Err(why.clone()));
                     continue;
                 }
-                let is_done = self.parts.get(&key).is_some_and(Result::is_ok);
+                let was_in_force = self.parts.get(&key).is_some_and(Result::is_ok);
+                if let (KernelPart::Egress, Some(index), true) = (part, index, self.parts.contains_key(&key)) {
+                    // Also if another program comes first: it would do so again.
+                    if let Some(outcome) = self.egress_outcome(device, index) {
+                        self.parts.insert(key, outcome);
+                        continue;
+                    }
+                }
                 let stands = index.is_some_and(|index| match part {
                     // An administrator's `fq` in place of ours has another outcome.
                     KernelPart::Fq => roots.as_ref().map_or(true, |roots| {
                         // If they cannot be read, what stood before counts as standing.
-                        let root = roots.get(&index);
-                        root.is_some_and(|root| root.is_fq_of_paced() || root.is_fq() && !self.has_set_fq(index))
+                        let is_noted = self.has_set_fq(index);
+                        roots.get(&index).is_some_and(|root| match root.fq_at(is_noted) {
+                            FqAt::Own | FqAt::Left => true,
+                            FqAt::Others | FqAt::Below => !is_noted,
+                            FqAt::Nowhere => false,
+                        })
                     }),
-                    KernelPart::Egress => self.egress_stands(device, index),
+                    // Judged above.
+                    KernelPart::Egress => false,
                     KernelPart::Ingress => matches!(&self.ingress, Some(Ok(ingress)) if ingress.is_attached(device)),
                 });
-                if is_done && stands {
+                if was_in_force && stands {
                     continue;
                 }
                 let outcome = match part {
@@ -170,7 +185,11 @@ impl<'a> Held<'a> {
                     KernelPart::Egress => self.attach_egress(device, index),
                     KernelPart::Ingress => self.attach_ingress(device),
                 };
-                self.parts.insert(key, outcome.map_err(|error| abridged(&format!("{error:#}"))));
+                let is_own = part != KernelPart::Fq || index.is_some_and(|index| self.has_set_fq(index));
+                if was_in_force && is_own && outcome.is_ok() {
+                    self.restored.insert(key.clone());
+                }
+                self.parts.insert(key, outcome.map_err(|error| first_line(&format!("{error:#}")).to_owned()));
             }
         }
     }
@@ -186,15 +205,22 @@ impl<'a> Held<'a> {
         }
     }
 
-    fn egress_stands(&self, device: &str, index: u32) -> bool {
-        let Some(Ok(egress)) = &self.egress else { return false };
-        match egress.attachment(device) {
-            Some(egress::Attached::Link) => true,
-            Some(egress::Attached::Filter) => {
-                // If the kernel does not say, the filter counts as standing.
-                egress.id().is_none_or(|program| qdisc::has_filter(index, program).unwrap_or(true))
-            }
-            None => false,
+    /// Returns how the attached tc program is in force on a device, or why it is not; `None` if it is not attached.
+    fn egress_outcome(&self, device: &str, index: u32) -> Option<PartOutcome> {
+        let Some(Ok(egress)) = &self.egress else { return None };
+        match egress.attachment(device)? {
+            egress::Attached::Link => Some(match egress.preceded_by(index) {
+                Some(program) => Err(format!("another program comes first: `bpftool prog show id {program}`")),
+                None => Ok(How { words: "tcx".to_owned(), outlives_the_monitor: false }),
+            }),
+            // If the kernel does not say, the filter counts as standing.
+            egress::Attached::Filter => match egress.id().map(|program| qdisc::filter_place(index, program)) {
+                Some(Ok(FilterPlace::Missing)) => None,
+                Some(Ok(FilterPlace::After(preference))) => Some(Err(format!(
+                    "another filter comes first: pref {preference} (`tc filter show dev {device} egress`)"
+                ))),
+                _ => Some(Ok(How { words: "a filter of clsact".to_owned(), outlives_the_monitor: true })),
+            },
         }
     }
 
@@ -206,22 +232,31 @@ impl<'a> Held<'a> {
     fn set_fq(&mut self, device: &str, index: Option<u32>, roots: &BTreeMap<u32, Root>) -> Result<How> {
         let index = index.context("No such device")?;
         let root = roots.get(&index).with_context(|| format!("{device} has no qdisc"))?;
-        if self.has_set_fq(index) && !root.is_fq_of_paced() {
+        if self.has_set_fq(index) && root.fq_at(true) != FqAt::Own {
             // Another program replaced it: nothing is left to undo.
             self.entries.fq.retain(|changed| changed.index != index);
             self.note();
         }
-        let words = match root.is_fq() {
-            true if self.has_set_fq(index) => "set by paced".to_owned(),
-            true => "it was there".to_owned(),
-            false => {
+        let words = match root.fq_at(self.has_set_fq(index)) {
+            FqAt::Own => "set by paced".to_owned(),
+            FqAt::Left => {
+                self.must_remove_fq(device, index);
+                "set by paced before".to_owned()
+            }
+            FqAt::Others => "it was there".to_owned(),
+            FqAt::Below => format!("below {}, it was there", root.kind()),
+            FqAt::Nowhere => {
                 qdisc::set_fq(device, index, root)?;
-                self.entries.fq.push(Changed { device: device.to_owned(), index });
-                self.note();
+                self.must_remove_fq(device, index);
                 format!("in place of {}", root.kind())
             }
         };
         Ok(How { words, outlives_the_monitor: true })
+    }
+
+    fn must_remove_fq(&mut self, device: &str, index: u32) {
+        self.entries.fq.push(Changed { device: device.to_owned(), index });
+        self.note();
     }
 
     fn attach_egress(&mut self, device: &str, index: Option<u32>) -> Result<How> {
@@ -234,11 +269,9 @@ impl<'a> Held<'a> {
             self.entries.clsact.push(Changed { device: device.to_owned(), index });
             self.note();
         }
-        let (words, outlives_the_monitor) = match attached? {
-            Hook::Tcx => ("tcx", false),
-            Hook::Netlink => ("a filter of clsact", true),
-        };
-        Ok(How { words: words.to_owned(), outlives_the_monitor })
+        attached?;
+        let outcome = index.and_then(|index| self.egress_outcome(device, index));
+        outcome.context("another program removed it at once")?.map_err(anyhow::Error::msg)
     }
 
     fn attach_ingress(&mut self, device: &str) -> Result<How> {
@@ -278,6 +311,10 @@ impl<'a> Held<'a> {
             let (device, part) = key.clone();
             send(peer, &MonitorNotice::Part { device, part, outcome: outcome.clone() }, &[])?;
             self.told.insert(key.clone(), outcome.clone());
+        }
+        while let Some((device, part)) = self.restored.first().cloned() {
+            send(peer, &MonitorNotice::Restored { device, part }, &[])?;
+            self.restored.pop_first();
         }
         if !self.is_ready {
             send(peer, &MonitorNotice::Ready, &[])?;
@@ -338,13 +375,20 @@ fn loaded<T>(program: &mut Option<Result<T, String>>) -> Result<&mut T> {
     }
 }
 
-/// Cuts out the middle of a long message: the kernel explains a refused program instruction by instruction.
+/// Returns the first line of a message, without the kernel's explanation of a refused program, which begins in it.
+fn first_line(message: &str) -> &str {
+    let line = message.lines().next().unwrap_or_default();
+    line.split(". Verifier output:").next().unwrap_or(line)
+}
+
+/// Puts a message on one line and cuts out the middle of a long one: the kernel explains a refused program instruction by instruction.
 fn abridged(message: &str) -> String {
     const HEAD: usize = 400;
     const TAIL: usize = 600;
+    let message = message.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" / ");
     let length = message.chars().count();
     if length <= HEAD + TAIL {
-        return message.to_owned();
+        return message;
     }
     let (head, tail) = (message.chars().take(HEAD), message.chars().skip(length - TAIL));
     head.chain(" … ".chars()).chain(tail).collect()
@@ -352,13 +396,60 @@ fn abridged(message: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::message, *};
 
     #[test]
     fn a_long_message_keeps_its_beginning_and_end() {
         assert_eq!(abridged("short"), "short");
+        assert_eq!(abridged("why:\n 0: r1\n\n1: r2\n"), "why: / 0: r1 / 1: r2");
         let long = format!("begin{}end", "é".repeat(100_000));
         let short = abridged(&long);
         assert!(short.starts_with("beginé") && short.ends_with("éend") && short.len() < 3_000);
+    }
+    #[test]
+    fn a_part_is_told_with_the_kernels_reason_but_without_its_explanation() {
+        let refused = "without CAP_PERFMON: Permission denied (os error 13). Verifier output: 0: R1=ctx()\n1: r2";
+        assert_eq!(first_line(refused), "without CAP_PERFMON: Permission denied (os error 13)");
+        assert_eq!(first_line("one"), "one");
+    }
+    /// A device of this index is not there, so nothing is undone at the end.
+    const INDEX: u32 = 0x7fff_fff0;
+
+    fn plan() -> Plan {
+        let text = "[kernel]\ndevices = [\"eth0\"]\negress = false\ningress = false\nmanage_qdisc = true";
+        Plan::from(&config::Config::from_toml(text).unwrap().kernel)
+    }
+
+    #[test]
+    fn an_fq_that_a_killed_paced_left_is_taken_over_and_one_of_others_is_not() {
+        for (root, words, is_taken_over) in [
+            (Root::of("fq", 0x70ac_0000), "set by paced before", true),
+            (Root::of("fq", 0x8001_0000), "it was there", false),
+            (Root::of("fq", 0), "it was there", false),
+            (Root::of_queues("mq"), "below mq, it was there", false),
+        ] {
+            let (plan, ledger) = (plan(), Ledger::new().unwrap());
+            let mut held = Held::inherit(&plan, &ledger);
+            let how = held.set_fq("eth0", Some(INDEX), &BTreeMap::from([(INDEX, root.clone())])).unwrap();
+            assert_eq!(how, How { words: words.to_owned(), outlives_the_monitor: true });
+            assert_eq!(ledger.read().unwrap().fq.len(), usize::from(is_taken_over), "{root:?}");
+            let again = held.set_fq("eth0", Some(INDEX), &BTreeMap::from([(INDEX, root)])).unwrap();
+            assert_eq!(again.words, if is_taken_over { "set by paced" } else { words });
+            assert_eq!(ledger.read().unwrap().fq.len(), usize::from(is_taken_over), "once");
+        }
+    }
+
+    #[test]
+    fn a_part_that_was_set_up_again_is_told_once() {
+        let (near, far) = Socket::pair(socket2::Domain::UNIX, socket2::Type::SEQPACKET, None).unwrap();
+        let (plan, ledger) = (plan(), Ledger::new().unwrap());
+        let mut held = Held::inherit(&plan, &ledger);
+        held.restored.insert(("eth0".to_owned(), KernelPart::Fq));
+        held.tell(&near).unwrap();
+        held.tell(&near).unwrap();
+        drop(near);
+        let told = std::iter::from_fn(|| message::receive::<MonitorNotice>(&far).unwrap());
+        let told: Vec<_> = told.map(|(notice, _)| format!("{notice:?}")).collect();
+        assert_eq!(told, ["Restored { device: \"eth0\", part: Fq }", "Ready"]);
     }
 }

@@ -32,6 +32,13 @@ pub enum MonitorNotice {
         /// How, or why not.
         outcome: PartOutcome,
     },
+    /// Another program had removed a part from a device, and the monitor has set it up again.
+    Restored {
+        /// The device's name.
+        device: String,
+        /// The part.
+        part: KernelPart,
+    },
     /// Everything was tried once. Later notices report changes.
     Ready,
 }

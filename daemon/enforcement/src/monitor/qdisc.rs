@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Result, bail};
+use bpf::{Availability, Finding};
 use netlink::{
     Error, Socket,
     core::{DefaultNla, NLM_F_CREATE, NLM_F_REPLACE, Nla as _},
@@ -16,11 +17,28 @@ use netlink::{
 /// 8001: on.
 const FQ_HANDLE: TcHandle = TcHandle { major: 0x70ac, minor: 0 };
 
+/// Where a device has `fq`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FqAt {
+    /// At the root, set by this monitor or one before it.
+    Own,
+    /// At the root, left by a paced all of whose processes were killed.
+    Left,
+    /// At the root, set by another program.
+    Others,
+    /// Below the root, for every hardware queue, set by another program.
+    Below,
+    /// Not where packets of all queues pass it.
+    Nowhere,
+}
+
 /// The root queueing discipline of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Root {
     kind: String,
     handle: TcHandle,
+    /// Whether it has a child for each hardware queue, and every child is `fq`.
+    has_fq_below: bool,
 }
 
 impl Root {
@@ -29,14 +47,20 @@ impl Root {
         &self.kind
     }
 
-    /// Whether it is `fq`, whatever program set it.
-    pub(super) fn is_fq(&self) -> bool {
-        self.kind == "fq"
+    /// Whether it is an `fq` that paced set: this process, or an earlier one.
+    fn is_fq_of_paced(&self) -> bool {
+        self.kind == "fq" && self.handle == FQ_HANDLE
     }
 
-    /// Whether it is an `fq` that paced set: this process, or an earlier one.
-    pub(super) fn is_fq_of_paced(&self) -> bool {
-        self.is_fq() && self.handle == FQ_HANDLE
+    /// Returns where the device has `fq`; `is_noted` says whether the ledger has the device.
+    pub(super) fn fq_at(&self, is_noted: bool) -> FqAt {
+        match (self.is_fq_of_paced(), is_noted) {
+            (true, true) => FqAt::Own,
+            (true, false) => FqAt::Left,
+            _ if self.kind == "fq" => FqAt::Others,
+            _ if self.has_fq_below => FqAt::Below,
+            _ => FqAt::Nowhere,
+        }
     }
 
     /// Refuses to let `fq` replace a discipline that an administrator has set, or `mq`, below which every queue has its
@@ -53,14 +77,30 @@ impl Root {
     }
 }
 
-impl From<TcMessage> for Root {
-    fn from(message: TcMessage) -> Self {
-        let named = message.attributes.into_iter().find_map(|attribute| match attribute {
-            TcAttribute::Kind(kind) => Some(kind),
-            _ => None,
-        });
-        Self { kind: named.unwrap_or_else(|| "an unnamed qdisc".to_owned()), handle: message.header.handle }
-    }
+/// Finds each device's root among all queueing disciplines, by the device's index.
+fn roots_among(all: &[TcMessage]) -> BTreeMap<u32, Root> {
+    let roots = all.iter().filter(|qdisc| qdisc.header.parent == TcHandle::ROOT).filter_map(|root| {
+        let is_child = |qdisc: &&TcMessage| {
+            let parent = qdisc.header.parent;
+            qdisc.header.index == root.header.index && parent.major == root.header.handle.major && parent.minor != 0
+        };
+        let mut children = all.iter().filter(is_child).peekable();
+        let kind = kind_of(&root.attributes).unwrap_or("an unnamed qdisc");
+        // The process that moves packets judges by the same rule whether the device keeps departures.
+        let has_fq_below = ["mq", "mqprio"].contains(&kind)
+            && children.peek().is_some()
+            && children.all(|child| kind_of(&child.attributes) == Some("fq"));
+        let root_found = Root { kind: kind.to_owned(), handle: root.header.handle, has_fq_below };
+        Some((u32::try_from(root.header.index).ok()?, root_found))
+    });
+    roots.collect()
+}
+
+fn kind_of(attributes: &[TcAttribute]) -> Option<&str> {
+    attributes.iter().find_map(|attribute| match attribute {
+        TcAttribute::Kind(kind) => Some(kind.as_str()),
+        _ => None,
+    })
 }
 
 /// Makes `fq` the root of a device, in place of the kernel's default `before`.
@@ -72,17 +112,21 @@ pub(super) fn set_fq(device: &str, index: u32, before: &Root) -> Result<()> {
         message.header.handle = FQ_HANDLE;
         message.attributes = vec![TcAttribute::Kind("fq".to_owned()), TcAttribute::Options(fq_options())];
         let wanted = RouteNetlinkMessage::NewQueueDiscipline(message);
-        netlink.change(wanted, NLM_F_CREATE | NLM_F_REPLACE).await.map_err(|error| refused(device, error))
+        netlink
+            .change(wanted, NLM_F_CREATE | NLM_F_REPLACE)
+            .await
+            .map_err(|error| refused(device, error, bpf::probe_fq))
     })
 }
 
 /// Explains why the kernel set no fq: if it lacks the discipline, it reports a missing file (ENOENT, `qdisc_create` in
 /// net/sched/sch_api.c).
-fn refused(device: &str, error: Error) -> anyhow::Error {
+fn refused(device: &str, error: Error, probe_fq: impl FnOnce() -> Finding) -> anyhow::Error {
     let context = match &error {
-        Error::Refused(refusal) if refusal.raw_os_error() == Some(libc::ENOENT) => {
-            format!("{device}: this kernel has no fq; load its module with `modprobe sch_fq`")
-        }
+        Error::Refused(refusal) if refusal.raw_os_error() == Some(libc::ENOENT) => match probe_fq() {
+            Finding { state: Availability::No, why } => format!("{device}: this kernel has no fq: {why}"),
+            _ => format!("{device}: this kernel has no fq; load its module with `modprobe sch_fq`"),
+        },
         _ => format!("failed to set fq on {device}"),
     };
     anyhow::Error::new(error).context(context)
@@ -92,13 +136,11 @@ fn refused(device: &str, error: Error) -> anyhow::Error {
 pub(super) fn roots() -> Result<BTreeMap<u32, Root>> {
     with_netlink(async |netlink| {
         let all = list(&netlink, RouteNetlinkMessage::GetQueueDiscipline(TcMessage::default())).await?;
-        let roots = all.into_iter().filter_map(|message| match message {
-            RouteNetlinkMessage::NewQueueDiscipline(qdisc) if qdisc.header.parent == TcHandle::ROOT => {
-                Some((u32::try_from(qdisc.header.index).ok()?, qdisc.into()))
-            }
+        let all = all.into_iter().filter_map(|message| match message {
+            RouteNetlinkMessage::NewQueueDiscipline(qdisc) => Some(qdisc),
             _ => None,
         });
-        Ok(roots.collect())
+        Ok(roots_among(&all.collect::<Vec<_>>()))
     })
 }
 
@@ -107,36 +149,70 @@ pub(super) fn roots() -> Result<BTreeMap<u32, Root>> {
 const INGRESS_HOOK: u32 = 0xffff_fff2;
 const EGRESS_HOOK: u32 = 0xffff_fff3;
 
-/// Returns whether a filter with the BPF program of this number processes a device's outgoing packets.
-pub(super) fn has_filter(index: u32, program: u32) -> Result<bool> {
-    with_netlink(async |netlink| {
-        let filters = filters(&netlink, index, EGRESS_HOOK).await?;
-        Ok(filters.iter().flatten().any(|attribute| runs(attribute, program)))
-    })
+/// The place of a filter among those that process a device's outgoing packets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum FilterPlace {
+    /// There is no such filter.
+    Missing,
+    /// No other program's filter comes before it.
+    First,
+    /// A filter of this preference (`pref`) comes before it, and may end the chain.
+    After(u32),
 }
 
-/// Returns the attributes of each filter at a hook.
-async fn filters(netlink: &Socket, index: u32, hook: u32) -> Result<Vec<Vec<TcAttribute>>> {
+/// Returns the place of the filter with the BPF program of this number among those for a device's outgoing packets.
+pub(super) fn filter_place(index: u32, program: u32) -> Result<FilterPlace> {
+    with_netlink(async |netlink| Ok(place_among(&filters(&netlink, index, EGRESS_HOOK).await?, program)))
+}
+
+/// Finds the place of a program's filter; the kernel lists filters in the order in which they run.
+fn place_among(filters: &[TcMessage], program: u32) -> FilterPlace {
+    let runs_it = |filter: &TcMessage| filter.attributes.iter().any(|attribute| runs(attribute, program));
+    let Some(at) = filters.iter().position(runs_it) else { return FilterPlace::Missing };
+    let comes_first = |filter: &&TcMessage| {
+        // The kernel lists each preference also without a filter. Other chains run only if a filter jumps to them.
+        let is_filter = filter.attributes.iter().any(|attribute| matches!(attribute, TcAttribute::Options(_)));
+        let is_elsewhere = filter.attributes.iter().any(|attribute| matches!(attribute, TcAttribute::Chain(1..)));
+        // paced's program, of this process or another, lets the next filter run.
+        let is_of_paced = filter.attributes.iter().any(is_named_paced);
+        is_filter && !is_elsewhere && !is_of_paced
+    };
+    let first = filters.iter().take(at).find(comes_first);
+    first.map_or(FilterPlace::First, |first| FilterPlace::After(first.header.info >> 16))
+}
+
+/// Returns the filters at a hook.
+async fn filters(netlink: &Socket, index: u32, hook: u32) -> Result<Vec<TcMessage>> {
     let mut message = TcMessage::with_index(i32::try_from(index)?);
     message.header.parent = TcHandle::from(hook);
     let all = list(netlink, RouteNetlinkMessage::GetTrafficFilter(message)).await?;
     let filters = all.into_iter().filter_map(|message| match message {
-        RouteNetlinkMessage::NewTrafficFilter(filter) => Some(filter.attributes),
+        RouteNetlinkMessage::NewTrafficFilter(filter) => Some(filter),
         _ => None,
     });
     Ok(filters.collect())
 }
 
-/// `TCA_BPF_ID` (include/uapi/linux/pkt_cls.h).
+/// `TCA_BPF_NAME` and `TCA_BPF_ID` (include/uapi/linux/pkt_cls.h).
+const PROGRAM_NAME: u16 = 7;
 const PROGRAM_ID: u16 = 11;
 
 /// Returns whether a filter's attribute contains the number of a program.
 fn runs(attribute: &TcAttribute, program: u32) -> bool {
+    has_option(attribute, PROGRAM_ID, &program.to_ne_bytes())
+}
+
+/// Returns whether a filter's attribute contains the name of paced's program.
+fn is_named_paced(attribute: &TcAttribute) -> bool {
+    has_option(attribute, PROGRAM_NAME, &[bpf::egress::PROGRAM.as_bytes(), b"\0"].concat())
+}
+
+fn has_option(attribute: &TcAttribute, kind: u16, wanted: &[u8]) -> bool {
     let TcAttribute::Options(options) = attribute else { return false };
-    options.iter().filter(|option| option.kind() == PROGRAM_ID).any(|option| {
+    options.iter().filter(|option| option.kind() == kind).any(|option| {
         let mut value = vec![0; option.value_len()];
         option.emit_value(&mut value);
-        value == program.to_ne_bytes()
+        value == wanted
     })
 }
 
@@ -214,14 +290,36 @@ mod tests {
 
     use super::*;
 
+    impl Root {
+        /// A root without children.
+        pub(crate) fn of(kind: &str, handle: u32) -> Self {
+            Self { kind: kind.to_owned(), handle: TcHandle::from(handle), has_fq_below: false }
+        }
+
+        /// A root whose hardware queues all have `fq`.
+        pub(crate) fn of_queues(kind: &str) -> Self {
+            Self { has_fq_below: true, ..Self::of(kind, 0) }
+        }
+    }
+
     #[test]
     fn a_kernel_without_fq_is_told_from_other_refusals() {
-        let said = |code| format!("{:#}", refused("eth0", Error::Refused(io::Error::from_raw_os_error(code))));
+        let found = |state, why: &'static str| Finding { state, why: why.into() };
+        let said_with = |code, fq: Finding| {
+            format!("{:#}", refused("eth0", Error::Refused(io::Error::from_raw_os_error(code)), || fq))
+        };
+        let said = |code| said_with(code, found(Availability::Unknown, "/lib/modules is missing"));
         let missing = said(libc::ENOENT);
         assert!(
             missing.starts_with("eth0: this kernel has no fq; load its module with `modprobe sch_fq`"),
             "{missing}"
         );
+        let without_modules = said_with(libc::ENOENT, found(Availability::No, "this kernel has no modules"));
+        assert!(
+            without_modules.starts_with("eth0: this kernel has no fq: this kernel has no modules"),
+            "{without_modules}"
+        );
+        assert!(!without_modules.contains("modprobe"), "{without_modules}");
         let denied = said(libc::EPERM);
         assert!(denied.starts_with("failed to set fq on eth0: ") && !denied.contains("sch_fq"), "{denied}");
     }
@@ -240,7 +338,7 @@ mod tests {
 
     #[test]
     fn an_fq_is_known_as_set_by_paced_by_its_handle_and_only_the_kernels_defaults_yield_to_it() {
-        let root = |kind: &str, handle: u32| Root { kind: kind.to_owned(), handle: TcHandle::from(handle) };
+        let root = Root::of;
         for (root, is_of_paced, yields) in [
             (root("fq", 0x70ac_0000), true, false),
             (root("fq", 0x8001_0000), false, false),
@@ -251,6 +349,61 @@ mod tests {
             (root("mq", 0), false, false),
         ] {
             assert_eq!((root.is_fq_of_paced(), root.yields("eth0").is_ok()), (is_of_paced, yields), "{root:?}");
+        }
+    }
+    fn message(parent: TcHandle, handle: u16, attributes: Vec<TcAttribute>) -> TcMessage {
+        let mut message = TcMessage::with_index(7);
+        message.header.parent = parent;
+        message.header.handle = TcHandle { major: handle, minor: 0 };
+        message.attributes = attributes;
+        message
+    }
+
+    #[test]
+    fn several_queues_have_fq_where_each_of_them_has() {
+        let qdisc = |kind: &str, handle, parent| message(parent, handle, vec![TcAttribute::Kind(kind.to_owned())]);
+        let below = |kind, minor| qdisc(kind, 100 + minor, TcHandle { major: 1, minor });
+        let root = |kind| qdisc(kind, 1, TcHandle::ROOT);
+        let other_device = || {
+            let mut other = below("pfifo_fast", 3);
+            other.header.index = 8;
+            other
+        };
+        for (has_fq_below, qdiscs) in [
+            (true, vec![root("mq"), below("fq", 1), below("fq", 2), other_device()]),
+            (true, vec![below("fq", 1), root("mqprio")]),
+            (false, vec![root("mq"), below("fq", 1), below("pfifo_fast", 2)]),
+            (false, vec![root("mq")]),
+            (false, vec![root("htb"), below("fq", 1)]),
+            (false, vec![root("mq"), qdisc("clsact", 0xffff, TcHandle::CLSACT)]),
+        ] {
+            let roots = roots_among(&qdiscs);
+            assert_eq!(roots.keys().collect::<Vec<_>>(), [&7], "{qdiscs:?}");
+            assert_eq!(roots[&7].fq_at(false) == FqAt::Below, has_fq_below, "{qdiscs:?}");
+        }
+    }
+
+    #[test]
+    fn a_filter_that_may_hide_packets_from_our_own_is_told_by_its_preference() {
+        let option = |kind, value: &[u8]| TcOption::Other(DefaultNla::new(kind, value.to_vec()));
+        let filter = |preference: u32, chain, options: Option<Vec<TcOption>>| {
+            let options = options.map(TcAttribute::Options);
+            let mut filter = message(TcHandle::from(EGRESS_HOOK), 0, vec![TcAttribute::Chain(chain)]);
+            filter.header.info = preference << 16 | 3;
+            filter.attributes.extend(options);
+            filter
+        };
+        let of_paced = |program: u32| Some(vec![option(7, b"paced_egress\0"), option(11, &program.to_ne_bytes())]);
+        let foreign = || Some(vec![option(7, b"other\0"), option(11, &9_u32.to_ne_bytes())]);
+        let own = || filter(49_151, 0, of_paced(7));
+        for (place, filters) in [
+            (FilterPlace::Missing, vec![filter(1, 0, foreign()), filter(2, 0, of_paced(8))]),
+            (FilterPlace::First, vec![filter(49_151, 0, None), own(), filter(49_152, 0, foreign())]),
+            (FilterPlace::First, vec![filter(49_150, 0, of_paced(8)), own()]),
+            (FilterPlace::First, vec![filter(1, 0, None), filter(1, 5, foreign()), own()]),
+            (FilterPlace::After(1), vec![filter(1, 0, None), filter(1, 0, foreign()), filter(3, 0, foreign()), own()]),
+        ] {
+            assert_eq!(place_among(&filters, 7), place, "{filters:?}");
         }
     }
 }
