@@ -130,6 +130,14 @@ fn warnings(config: &Config) -> Vec<(Named, String)> {
         let why = format!("every user of this machine can read {}: chmod o-r", named.1.display());
         (named, why)
     }));
+    let secret = config.state_dir.join("secret");
+    if readable::is_public(&secret) {
+        let why = format!(
+            "every user of this machine can read {}: chmod o-r, or delete it, and paced makes a new one",
+            secret.display()
+        );
+        warnings.push((("state_dir", config.state_dir.clone()), why));
+    }
     warnings.extend(mistaken(config, SystemTime::now()));
     for (_, _, uplink) in config.all_uplinks() {
         let Some(file) = &uplink.token_file else { continue };

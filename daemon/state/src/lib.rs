@@ -2,9 +2,9 @@
 
 use std::{
     env,
-    fs::{self, File, OpenOptions, TryLockError},
+    fs::{self, File, Metadata, OpenOptions, TryLockError},
     io::{self, Write as _},
-    os::unix::fs::OpenOptionsExt as _,
+    os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
 };
 
@@ -62,6 +62,26 @@ pub fn replace(file: &Path, bytes: &[u8]) -> io::Result<()> {
 /// As [`replace`].
 pub fn replace_with_mode(file: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     Staged::with_mode(file, bytes, mode)?.replace()
+}
+
+/// Reads a file that only this user should read, and logs a warning if every user of this machine can.
+///
+/// # Errors
+/// There is no such file, it cannot be read, or it is not a regular file: opening a FIFO would wait for its writer.
+pub fn read_private(file: &Path) -> io::Result<Vec<u8>> {
+    let about = fs::metadata(file)?;
+    if !about.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
+    }
+    if is_public(&about) {
+        let file = file.display();
+        tracing::warn!(%file, "every user of this machine can read {file}: chmod o-r, or delete it, and paced makes a new one");
+    }
+    fs::read(file)
+}
+
+fn is_public(about: &Metadata) -> bool {
+    about.mode() & 0o004 != 0
 }
 
 /// Removes a file, and waits until the disk knows it.
@@ -162,6 +182,31 @@ mod tests {
         drop(claim);
         FolderClaim::new(&folder).unwrap();
         assert!(matches!(FolderClaim::new(&folder.join("missing")), Err(TryLockError::Error(_))));
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn only_a_regular_file_is_read_and_one_for_every_user_is_known() {
+        use std::os::unix::fs::PermissionsExt as _;
+
+        use rustix::fs::{CWD, FileType, Mode, mknodat};
+        let folder = env::temp_dir().join(format!("paced-state-private-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let file = folder.join("kept");
+        assert_eq!(read_private(&file).unwrap_err().kind(), io::ErrorKind::NotFound);
+        replace(&file, b"one").unwrap();
+        for (mode, is_for_all) in [(0o600, false), (0o640, false), (0o644, true)] {
+            fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(is_public(&fs::metadata(&file).unwrap()), is_for_all, "{mode:o}");
+            assert_eq!(read_private(&file).unwrap(), b"one");
+        }
+        mknodat(CWD, folder.join("pipe"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        for other in [folder.join("pipe"), folder.clone()] {
+            let (tell, told) = std::sync::mpsc::channel();
+            std::thread::spawn(move || tell.send(read_private(&other)));
+            let read = told.recv_timeout(std::time::Duration::from_secs(10)).expect("an answer without a writer");
+            assert_eq!(read.unwrap_err().to_string(), "it is not a regular file");
+        }
         fs::remove_dir_all(folder).unwrap();
     }
 

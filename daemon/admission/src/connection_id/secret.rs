@@ -13,10 +13,10 @@ impl Secret {
     /// Reads the secret from a state folder, or creates it, readable by this user only.
     ///
     /// # Errors
-    /// The folder cannot be written, or the file holds something else.
+    /// The folder cannot be written, the file is not a regular one, or it holds something else.
     pub fn keep_in(folder: &Path) -> Result<Self> {
         let file = folder.join("secret");
-        match fs::read(&file) {
+        match state::read_private(&file) {
             Ok(bytes) => {
                 let unfit =
                     || anyhow!("{} does not hold 32 bytes; delete it, and paced makes a new one", file.display());
