@@ -53,7 +53,7 @@ pub(crate) fn engine_state(of: &v1::Engine) -> String {
     let ejected_for = of.ejected_for.and_then(|time| Duration::try_from(time).ok());
     match ejected_for {
         Some(left) => format!("failed, {:.0} s", left.as_secs_f64().ceil()),
-        None if of.in_flight >= of.max_in_flight && of.state != "down" => "full".into(),
+        None if of.in_flight >= of.max_in_flight && of.state != "down" && of.state != "refusing" => "full".into(),
         None => of.state.clone(),
     }
 }

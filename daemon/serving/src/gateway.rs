@@ -114,7 +114,8 @@ impl Gateway {
         }
         if let Some(before) = before {
             model::share_engines((&routes, &models), (&before.routes, &before.models));
-            routes.share_tallies(&settings.aliases, (&before.routes, &before.settings.aliases));
+            let known = (&before.routes, &*before.settings.aliases, &before.policies);
+            routes.share_tallies((&settings.aliases, &policies), known);
         }
         Ok(Arc::new(Self {
             policies,

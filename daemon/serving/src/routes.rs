@@ -276,13 +276,18 @@ impl Routes {
         Some(route(model, reason, choice, None, None))
     }
 
-    /// Goes on with the counts of decisions of the aliases with the same names in the routes `before`, which count there as well. Call this
-    /// before the first request.
-    pub fn share_tallies(&self, aliases: &[Alias], (before, known): (&Self, &[Alias])) {
+    /// Goes on with the counts of decisions of the aliases that have the same name, policy and shadow in the routes `before`, which count
+    /// there as well. Call this before the first request.
+    pub fn share_tallies(
+        &self,
+        (aliases, policies): (&[Alias], &AliasPolicies),
+        (before, known, known_policies): (&Self, &[Alias], &AliasPolicies),
+    ) {
         let before = before.state.lock();
-        for (alias, chooser) in aliases.iter().zip(&mut self.state.lock().aliases) {
-            let mut known = known.iter().zip(&before.aliases);
-            if let Some((_, before)) = known.find(|(known, _)| known.name == alias.name) {
+        for (at, (alias, chooser)) in aliases.iter().zip(&mut self.state.lock().aliases).enumerate() {
+            let known_at = known.iter().position(|known| known.name == alias.name);
+            let same = known_at.filter(|known_at| policies.are_alike(at, (known_policies, *known_at)));
+            if let Some(before) = same.and_then(|known_at| before.aliases.get(known_at)) {
                 chooser.share_tally(before);
             }
         }
@@ -298,14 +303,18 @@ impl Routes {
         self.worths.get(model).copied().unwrap_or_default()
     }
 
-    /// Returns the model with the largest reward that has room, or else the model with the fewest waiting requests.
+    /// Returns the model with the largest reward that has room, or else the model with the fewest waiting requests, if possible one that
+    /// takes requests.
     fn with_room(&self, models: &[usize]) -> Option<usize> {
         let engines = |model: &usize| self.engines.get(*model);
         let with_room = models.iter().filter(|model| engines(model).is_some_and(|engines| engines.has_room()));
         // Among equals, the first.
         let best = with_room.reduce(|best, model| if self.worth(*model) > self.worth(*best) { model } else { best });
         let alive = || models.iter().filter(|model| engines(model).is_some_and(|engines| engines.is_alive()));
-        best.or_else(|| alive().min_by_key(|model| engines(model).map(|engines| engines.waiting()))).copied()
+        best.or_else(|| {
+            alive().min_by_key(|model| engines(model).map(|engines| (engines.is_closed(), engines.waiting())))
+        })
+        .copied()
     }
 
     /// Returns the engine of the choice, by its index in the model.

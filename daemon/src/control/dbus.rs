@@ -293,8 +293,8 @@ impl Door {
         Ok(self.watchers.end(sender(&header)?.as_str()))
     }
 
-    /// Lists the engines of the gateway: model, URL (empty for readers), state ("ready", "untried", "ejected" or "down"), its
-    /// requests in flight and their limit, requests of other clients by its own report, requests that wait for any engine of the
+    /// Lists the engines of the gateway: model, URL (empty for readers), state ("ready", "untried", "ejected", "refusing" or "down"),
+    /// its requests in flight and their limit, requests of other clients by its own report, requests that wait for any engine of the
     /// model, how many it answered and failed, and its last error (empty for readers).
     #[zbus(out_args("engines"))]
     async fn list_engines(

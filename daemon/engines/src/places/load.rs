@@ -110,6 +110,14 @@ impl Engines {
         state.replicas.iter().any(|replica| replica.is_usable(now_ns))
     }
 
+    /// Whether all engines that get requests refuse new ones for their load.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        let (now_ns, state) = ((self.now_ns)(), self.state.lock());
+        let mut usable = state.replicas.iter().filter(|replica| replica.is_usable(now_ns));
+        usable.all(|replica| replica.closed_ns(now_ns) > 0)
+    }
+
     /// Returns how many requests wait.
     #[must_use]
     pub fn waiting(&self) -> usize {

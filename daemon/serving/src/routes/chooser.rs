@@ -49,7 +49,7 @@ struct PolicyRouter {
     replicas: Vec<Replica>,
 }
 
-/// The decisions of an alias's policy since there is a gateway with this alias, however often it was reloaded.
+/// The decisions of an alias's policy since there is a gateway with this policy and shadow of the alias, however often it was reloaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// All decisions.
@@ -82,6 +82,11 @@ impl AliasPolicies {
     pub fn kinds(&self, alias: usize) -> (&'static str, Option<&'static str>) {
         let kind = |file: &PolicyFile| policy::kind(&file.policy);
         self.0.get(alias).map_or(("rule", None), |pair| (kind(&pair.policy), pair.shadow.as_ref().map(kind)))
+    }
+
+    /// Whether an alias of these has the same policy and shadow, with the same contents, as one of others.
+    pub(super) fn are_alike(&self, at: usize, (others, other): (&Self, usize)) -> bool {
+        self.0.get(at) == others.0.get(other)
     }
 
     pub(super) fn choosers(&self, settings: &GatewaySettings) -> Vec<Chooser> {

@@ -247,7 +247,13 @@ fn an_alias_counts_its_decisions_over_reloads_also_those_of_gateways_before_them
     let known = settings.aliases.clone();
     settings.aliases.insert(0, Alias { name: "new".into(), ..known[0].clone() });
     let (after, _) = routes_of(&settings, 8);
-    after.share_tallies(&settings.aliases, (&before, &known));
+    let read = |aliases: &[Alias]| {
+        AliasPolicies::read(&GatewaySettings { aliases: aliases.to_vec(), ..settings.clone() }).unwrap()
+    };
+    let share = |with: &Routes, policies: &AliasPolicies| {
+        with.share_tallies((&settings.aliases, policies), (&before, &known, &read(&known)));
+    };
+    share(&after, &read(&settings.aliases));
     [0, 1].into_iter().for_each(|alias| decide(&after, alias));
     decide(&before, 0);
     let counts = |routes: &Routes| {
@@ -255,6 +261,10 @@ fn an_alias_counts_its_decisions_over_reloads_also_those_of_gateways_before_them
         tallies.map(|Tally { decided, shadowed, agreed, .. }| (decided, shadowed, agreed)).collect::<Vec<_>>()
     };
     assert_eq!((counts(&before), counts(&after)), (vec![(5, 5, 5)], vec![(1, 1, 1), (5, 5, 5)]));
+    let (other, _) = routes_of(&settings, 8);
+    let shadow = Some(Routing::RoundRobin);
+    share(&other, &read(&[&settings.aliases[..1], &[Alias { shadow, ..known[0].clone() }]].concat()));
+    assert_eq!(counts(&other), [(0, 0, 0); 2], "those of another shadow say nothing about this one");
 }
 
 #[test]
@@ -270,6 +280,9 @@ fn a_prediction_includes_the_time_for_which_an_engine_refuses_requests() {
     assert_eq!((decide(either(&[0, 1])).model, decide(either(&[0])).model), (1, 0));
     let unlimited = || routes.route(either(&[0, 1]), &wanted(None), ClientPath::default()).unwrap().model;
     assert_eq!(unlimited(), 1);
+    let full = engines[1].take(Service::default(), &[]);
+    assert_eq!(unlimited(), 1, "it takes requests again as soon as it has answered");
+    drop(full);
     let mut tried = decide(either(&[1]));
     tried.model = 0;
     routes.moved(&mut tried, 0, true);
