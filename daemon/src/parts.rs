@@ -9,7 +9,8 @@ use pacing::io::{PacketObservers, qdisc};
 use quic::class::{ClassMetrics, PolicyRole};
 use relay::{RelayMetrics, usage::Usages};
 use role::{accept, access::AccessLog, classes::Classes, ready::Readiness, user_labels::UserLabels};
-use serving::{decisions::Decisions, live::Live, metrics::GatewayMetrics, spending::Spending};
+use serving::{decisions::Decisions, live::Live, metrics::GatewayMetrics};
+use tenants::spending::Spending;
 use uplink::UplinkResources;
 
 /// Counters and tables that all parts of the daemon share. They start at zero, and no policy is in force.

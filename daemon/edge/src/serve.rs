@@ -39,6 +39,9 @@ use super::{
     roster::LocalEntrance,
 };
 
+/// The maximum size of all bodies that wait for the beginnings of their answers at one local address; a gateway's default.
+const BODIES_BYTES: usize = 256 << 20;
+
 /// A local address, and its connected clients.
 pub struct Clients {
     door: Door,
@@ -185,6 +188,7 @@ impl Clients {
         let on_end = Arc::new(move || untaken.limit_hit("stall_timeout_seconds"));
         let limits = ClientLimits {
             max_body_bytes: serve.max_body_bytes as usize,
+            bodies_bytes: BODIES_BYTES,
             max_requests: serve.max_connections as usize,
             idle: serve.idle,
             patience: Patience { time: serve.stall_timeout, on_end },
@@ -213,7 +217,8 @@ impl Clients {
             door::buffer_little(&stream);
             let entrance = open.entrance.clone();
             door.spawn(async move {
-                entrance.serve(stream, from).await;
+                let free_places = place.as_ref().map_or(0, |place| place.semaphore().available_permits());
+                entrance.serve(stream, from, free_places).await;
                 drop(place);
             });
         }

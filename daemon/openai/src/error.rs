@@ -18,6 +18,9 @@ pub enum OpenAiError {
     /// The content is not JSON.
     #[error("the content-type has to be application/json")]
     ContentType,
+    /// The content is encoded, for example compressed.
+    #[error("send the body without content-encoding")]
+    ContentEncoding,
     /// The body is larger than allowed.
     #[error("the body is larger than {max_bytes} bytes")]
     TooLarge {
@@ -31,8 +34,16 @@ pub enum OpenAiError {
     #[error("the body is not a valid request: {0}")]
     Json(String),
     /// The body names no model.
-    #[error("the body names no model")]
+    #[error("the body names no model: `model` has to be a string")]
     NoModel,
+    /// A key of the body has a value of another type.
+    #[error("`{key}` has to be {expected}")]
+    WrongType {
+        /// The key.
+        key: &'static str,
+        /// The type, with its article.
+        expected: &'static str,
+    },
     /// The client's key is missing or unknown.
     #[error("the API key is missing or unknown")]
     Key,
@@ -42,6 +53,12 @@ pub enum OpenAiError {
     /// Too many requests wait.
     #[error("too many requests are waiting; try again later")]
     Crowded,
+    /// The bodies of all requests leave no room for this one.
+    #[error("the bodies of other requests leave no room for this one within {bound}; try again later")]
+    BodiesFull {
+        /// The bound on all bodies.
+        bound: &'static str,
+    },
     /// The maximum of requests with the key is in flight.
     #[error("this key has reached its limit of requests in flight; try again when one has ended")]
     TooManyRequests,
@@ -51,6 +68,9 @@ pub enum OpenAiError {
         /// The time until there will be enough, in seconds.
         retry_after_s: u32,
     },
+    /// Requests in progress have reserved the key's tokens of the minute, and may use fewer.
+    #[error("requests in progress have reserved this key's tokens of this minute; try again when one has ended")]
+    TokensReserved,
     /// The key has used its tokens of the month.
     #[error("this key has used up its tokens of this month; the next month begins in {retry_after_s} s")]
     MonthUsed {
@@ -129,28 +149,21 @@ impl OpenAiError {
         }
     }
 
-    /// Returns the error of a body that is not a request. The parser's text may quote a whole value of the body.
-    pub(super) fn unreadable(error: &serde_json::Error) -> Self {
-        let (text, line, column) = (error.to_string(), error.line(), error.column());
-        match excerpt(&text) {
-            whole if whole.len() == text.len() => Self::Json(text),
-            start => Self::Json(format!("{start}… at line {line} column {column}")),
-        }
-    }
-
     /// Returns the status to answer with (RFC 9110 §15).
     #[must_use]
     pub const fn status(&self) -> u16 {
         match self {
             Self::NotFound | Self::UnknownModel(_) => 404,
             Self::Method(_) => 405,
-            Self::ContentType => 415,
+            Self::ContentType | Self::ContentEncoding => 415,
             Self::TooLarge { .. } => 413,
             Self::BodyTimeout => 408,
-            Self::Json(_) | Self::NoModel | Self::Limit(_) | Self::Head(_) => 400,
+            Self::Json(_) | Self::NoModel | Self::WrongType { .. } | Self::Limit(_) | Self::Head(_) => 400,
             Self::Key => 401,
             Self::Crowded
+            | Self::BodiesFull { .. }
             | Self::TooManyRequests
+            | Self::TokensReserved
             | Self::TooManyTokens { .. }
             | Self::MonthUsed { .. }
             | Self::RelayLimit { .. }
@@ -164,7 +177,7 @@ impl OpenAiError {
     /// Whether engines, the path or their load prevented an answer, rather than the client's request or its limits.
     #[must_use]
     pub const fn is_failure(&self) -> bool {
-        self.status() >= 500 || matches!(self, Self::Crowded)
+        self.status() >= 500 || matches!(self, Self::Crowded | Self::BodiesFull { .. })
     }
 
     /// Returns the seconds after which the same request may succeed, if ever.
@@ -176,9 +189,14 @@ impl OpenAiError {
             | Self::RelayLimit { retry_after_s, .. }
             | Self::BytesUsed { retry_after_s }
             | Self::Late { retry_after_s } => Some(*retry_after_s),
-            Self::Crowded | Self::TooManyRequests | Self::NoEngine | Self::OutOfReach { .. } | Self::NoGateway(_) => {
-                Some(RETRY_AFTER_S)
-            }
+            // A request may end at any moment, so no better time is known for the place or the tokens that it takes.
+            Self::Crowded
+            | Self::BodiesFull { .. }
+            | Self::TooManyRequests
+            | Self::TokensReserved
+            | Self::NoEngine
+            | Self::OutOfReach { .. }
+            | Self::NoGateway(_) => Some(RETRY_AFTER_S),
             _ => None,
         }
     }
@@ -189,17 +207,19 @@ impl OpenAiError {
         match self {
             Self::NotFound => "not_found",
             Self::Method(_) => "method_not_allowed",
-            Self::ContentType => "unsupported_media_type",
+            Self::ContentType | Self::ContentEncoding => "unsupported_media_type",
             Self::TooLarge { .. } => "body_too_large",
             Self::BodyTimeout => "body_timeout",
-            Self::Json(_) => "invalid_body",
+            Self::Json(_) | Self::WrongType { .. } => "invalid_body",
             Self::Limit(_) => "invalid_limit",
             Self::Head(_) => "invalid_head",
             Self::NoModel => "model_missing",
             Self::Key => "invalid_api_key",
             Self::UnknownModel(_) => "model_not_found",
-            Self::Crowded => "overloaded",
-            Self::TooManyRequests | Self::TooManyTokens { .. } | Self::RelayLimit { .. } => "rate_limit_exceeded",
+            Self::Crowded | Self::BodiesFull { .. } => "overloaded",
+            Self::TooManyRequests | Self::TokensReserved | Self::TooManyTokens { .. } | Self::RelayLimit { .. } => {
+                "rate_limit_exceeded"
+            }
             Self::MonthUsed { .. } | Self::BytesUsed { .. } => "insufficient_quota",
             Self::NoEngine | Self::OutOfReach { .. } => "no_engine",
             Self::NoGateway(_) => "no_gateway",
@@ -221,11 +241,20 @@ impl OpenAiError {
         }
     }
 
+    /// Returns the key of the request's body that the error is about, if it is about one.
+    const fn param(&self) -> Option<&'static str> {
+        match self {
+            Self::NoModel => Some("model"),
+            Self::WrongType { key, .. } => Some(key),
+            _ => None,
+        }
+    }
+
     /// Returns the body with this error, in the form of the API.
     #[must_use]
     pub fn body(&self) -> Bytes {
-        let (message, kind, code) = (self.to_string(), self.kind(), self.code());
-        json!({ "error": { "message": message, "type": kind, "param": null, "code": code } }).to_string().into()
+        let (message, kind, param, code) = (self.to_string(), self.kind(), self.param(), self.code());
+        json!({ "error": { "message": message, "type": kind, "param": param, "code": code } }).to_string().into()
     }
 
     /// Returns the event with this error, for a client that has already received a part of its tokens.

@@ -64,12 +64,12 @@ struct Body<'a> {
     prompt: Option<&'a RawValue>,
     #[serde(borrow, default)]
     stream: Option<&'a RawValue>,
-    #[serde(default)]
-    service_tier: Option<String>,
-    #[serde(default)]
-    max_tokens: Option<f64>,
-    #[serde(default)]
-    max_completion_tokens: Option<f64>,
+    #[serde(borrow, default)]
+    service_tier: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    max_tokens: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    max_completion_tokens: Option<&'a RawValue>,
     #[serde(borrow, default)]
     n: Option<&'a RawValue>,
     #[serde(borrow, default)]
@@ -83,11 +83,22 @@ impl RoutingFields {
     /// The body is not a JSON object, names no model, or contains one of these keys twice or with another type.
     pub fn read(body: &[u8]) -> Result<Self, OpenAiError> {
         let text = std::str::from_utf8(body).map_err(|_| OpenAiError::Json("the body is not UTF-8".into()))?;
+        if text.trim_ascii().is_empty() {
+            return Err(OpenAiError::Json("the body is empty".into()));
+        }
+        // It would reach the engine, since the body passes unchanged, and not all engines ignore it.
+        if text.starts_with('\u{feff}') {
+            return Err(OpenAiError::Json("it begins with a byte order mark; send it without one".into()));
+        }
         // A list would be read as the values of the keys, in their order.
         if !text.trim_start().starts_with('{') {
             return Err(OpenAiError::Json("it is not an object".into()));
         }
-        let read: Body<'_> = serde_json::from_str(text).map_err(|error| OpenAiError::unreadable(&error))?;
+        let read: Body<'_> = serde_json::from_str(text).map_err(|error| OpenAiError::Json(error.to_string()))?;
+        let limit = |key, value| typed::<f64>(key, "a number", value);
+        let limits =
+            [limit("max_completion_tokens", read.max_completion_tokens)?, limit("max_tokens", read.max_tokens)?];
+        let service_tier = typed("service_tier", "a string", read.service_tier)?;
         let raw = read.model.ok_or(OpenAiError::NoModel)?.get();
         let model: String = serde_json::from_str(raw).map_err(|_| OpenAiError::NoModel)?;
         let prompt = read.messages.or(read.prompt);
@@ -95,9 +106,9 @@ impl RoutingFields {
             model,
             model_at: place(raw, text).ok_or(OpenAiError::NoModel)?,
             prompt_at: prompt.and_then(|prompt| place(prompt.get(), text)).unwrap_or_default(),
-            service_tier: read.service_tier,
+            service_tier,
             is_streamed: read.stream.is_some_and(|stream| stream.get() == "true"),
-            max_tokens: larger([read.max_completion_tokens, read.max_tokens]),
+            max_tokens: larger(limits),
             choices: choices(read.n).max(choices(read.best_of)),
             prompts: read.prompt.map_or(1, |prompt| prompts(prompt.get())),
         })
@@ -139,6 +150,16 @@ impl RoutingFields {
         changes.sort_by_key(|change| change.as_ref().map(|(at, _)| at.start));
         RenamedBody::changed(body, changes.into_iter().flatten())
     }
+}
+
+/// Reads the value of a key, if there is one.
+fn typed<'a, T: Deserialize<'a>>(
+    key: &'static str,
+    expected: &'static str,
+    value: Option<&'a RawValue>,
+) -> Result<Option<T>, OpenAiError> {
+    let read = value.map(|value| serde_json::from_str(value.get())).transpose();
+    read.map_err(|_| OpenAiError::WrongType { key, expected })
 }
 
 /// Returns the whole number that a number of a body stands for; `None` below 0.
@@ -272,6 +293,24 @@ mod tests {
         ] {
             let refusal = RoutingFields::read(body).unwrap_err();
             assert_eq!((refusal.code(), refusal.status()), (code, 400), "{}", String::from_utf8_lossy(body));
+        }
+        for (body, param, told) in [
+            ("", None, "the body is empty"),
+            (" \r\n", None, "the body is empty"),
+            ("\u{feff}{\"model\":\"a\"}", None, "it begins with a byte order mark; send it without one"),
+            (r#"{"model":3}"#, Some("model"), "`model` has to be a string"),
+            (r#"{"model":"a","service_tier":[]}"#, Some("service_tier"), "`service_tier` has to be a string"),
+            (r#"{"model":"a","max_tokens":"7"}"#, Some("max_tokens"), "`max_tokens` has to be a number"),
+            (
+                r#"{"model":"a","max_completion_tokens":{}}"#,
+                Some("max_completion_tokens"),
+                "`max_completion_tokens` has to be a number",
+            ),
+        ] {
+            let refusal = RoutingFields::read(body.as_bytes()).unwrap_err();
+            let answer: serde_json::Value = serde_json::from_slice(&refusal.body()).unwrap();
+            assert!(answer["error"]["message"].as_str().unwrap().ends_with(told), "{body}: {answer}");
+            assert_eq!(answer["error"]["param"].as_str(), param, "{body}");
         }
     }
 }

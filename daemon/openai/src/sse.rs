@@ -2,10 +2,10 @@
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use serde::{Deserialize, de::IgnoredAny};
+use serde_json::value::RawValue;
 
 use self::{
     malformed::MAX_EVENT_BYTES,
-    token_report::Usage,
     usage_filter::{EventLine, UsageFilter},
 };
 pub use self::{malformed::MalformedEvent, token_report::TokenReport};
@@ -29,25 +29,33 @@ pub struct EventStreamParser {
     error: Option<EngineError>,
 }
 
-/// An error that an engine reports within its events: vLLM ends every stream that fails with such an event and `[DONE]`.
+/// An error that an engine reports within an answer that it began with success: vLLM ends every stream that fails with such an event and
+/// `[DONE]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineError {
     /// The status from 400 to 499 that its `code` names, if the engine seems to refuse the request rather than fail. vLLM and SGLang
     /// name 400 for many failures of their own, so this is no proof. A status about the gateway's credentials is no refusal.
     pub refusal: Option<u16>,
-    /// The data of the event, in the form of the API.
+    /// The data of the event, or the answer without events, in the form of the API.
     pub json: Bytes,
+}
+
+/// The key that is read of an answer without events.
+#[derive(Deserialize)]
+struct Answer<'a> {
+    #[serde(borrow, default)]
+    error: Option<&'a RawValue>,
 }
 
 /// The keys that are read of an event.
 #[derive(Deserialize)]
 struct Event<'a> {
     #[serde(borrow, default)]
-    error: Option<&'a serde_json::value::RawValue>,
+    error: Option<&'a RawValue>,
     #[serde(borrow, default)]
-    usage: Option<Usage<'a>>,
+    usage: Option<&'a RawValue>,
     #[serde(borrow, default)]
-    timings: Option<&'a serde_json::value::RawValue>,
+    timings: Option<&'a RawValue>,
     #[serde(borrow, default)]
     choices: Vec<Choice<'a>>,
 }
@@ -63,25 +71,43 @@ struct Choice<'a> {
     #[serde(borrow, default)]
     delta: Option<Delta<'a>>,
     #[serde(borrow, default)]
-    text: Option<&'a serde_json::value::RawValue>,
+    text: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
 struct Delta<'a> {
     #[serde(borrow, default)]
-    content: Option<&'a serde_json::value::RawValue>,
+    content: Option<&'a RawValue>,
     #[serde(borrow, default)]
-    refusal: Option<&'a serde_json::value::RawValue>,
+    refusal: Option<&'a RawValue>,
     /// The model's reasoning, under its older name and its newer one.
     #[serde(borrow, default)]
-    reasoning_content: Option<&'a serde_json::value::RawValue>,
+    reasoning_content: Option<&'a RawValue>,
     #[serde(borrow, default)]
-    reasoning: Option<&'a serde_json::value::RawValue>,
+    reasoning: Option<&'a RawValue>,
     #[serde(borrow, default)]
-    tool_calls: Option<&'a serde_json::value::RawValue>,
+    tool_calls: Option<&'a RawValue>,
     /// What preceded `tool_calls`.
     #[serde(borrow, default)]
-    function_call: Option<&'a serde_json::value::RawValue>,
+    function_call: Option<&'a RawValue>,
+}
+
+impl EngineError {
+    /// Reads the error of a complete answer without events; `None` if it is an answer.
+    #[must_use]
+    pub fn of_answer(body: &[u8]) -> Option<Self> {
+        // A list would be read as the values of the keys, in their order.
+        if !body.trim_ascii_start().starts_with(b"{") {
+            return None;
+        }
+        Some(Self::new(serde_json::from_slice::<Answer<'_>>(body).ok()?.error?, body))
+    }
+
+    fn new(error: &RawValue, json: &[u8]) -> Self {
+        let code = serde_json::from_str::<ErrorCode>(error.get()).ok().map(|error| error.code);
+        let refusal = code.filter(|code| (400..500).contains(code) && !is_about_credentials(*code));
+        Self { refusal, json: Bytes::copy_from_slice(json) }
+    }
 }
 
 impl EventStreamParser {
@@ -145,14 +171,13 @@ impl EventStreamParser {
         }
         match serde_json::from_slice::<Event<'_>>(data) {
             Ok(event) => {
-                let is_usage = event.choices.is_empty() && event.usage.is_some() && event.error.is_none();
+                let has_usage = event.usage.is_some_and(|usage| usage.get().starts_with('{'));
+                let is_usage = event.choices.is_empty() && has_usage && event.error.is_none();
                 self.steps += u64::from(!event.choices.is_empty());
                 self.report.note(event.usage, event.timings);
                 self.with_content += u64::from(event.choices.iter().any(Choice::has_content));
                 if let Some(error) = event.error.filter(|_| self.error.is_none()) {
-                    let code = serde_json::from_str::<ErrorCode>(error.get()).ok().map(|error| error.code);
-                    let refusal = code.filter(|code| (400..500).contains(code) && !is_about_credentials(*code));
-                    self.error = Some(EngineError { refusal, json: Bytes::copy_from_slice(data) });
+                    self.error = Some(EngineError::new(error, data));
                 }
                 Ok(if is_usage { EventLine::Usage } else { EventLine::Data })
             }
@@ -355,6 +380,12 @@ mod tests {
             assert_eq!(events.push(event.clone()), Ok(event));
             assert_eq!((events.report().usage(), events.with_content()), (None, 0));
         }
+        for usage in [r#"{"prompt_tokens":null}"#, "7", "[]", "{}"] {
+            let mut events = EventStreamParser::default();
+            events.push(format!("data: {{\"choices\":[{{\"text\":\"x\"}}],\"usage\":{usage}}}\n").into()).unwrap();
+            let counted = events.report().count(90, events.with_content(), true);
+            assert_eq!(counted, TokenUsage { prompt_tokens: 90, completion_tokens: 1 }, "{usage}");
+        }
     }
 
     #[test]
@@ -379,6 +410,17 @@ mod tests {
         let mut events = EventStreamParser::default();
         events.push(Bytes::from_static(b"data: {\"error\":null,\"choices\":[{\"text\":\"error\"}]}\n\n")).unwrap();
         assert_eq!((events.error(), events.with_content()), (None, 1));
+    }
+
+    #[test]
+    fn an_answer_without_events_may_be_an_error_too() {
+        let error = |body: &str| EngineError::of_answer(body.as_bytes());
+        let refused = r#" {"error":{"message":"m","code":400},"choices":[]} "#;
+        assert_eq!(error(refused), Some(EngineError { refusal: Some(400), json: refused.into() }));
+        assert_eq!(error(r#"{"error":"x"}"#).unwrap().refusal, None);
+        for answer in [r#"{"error":null}"#, r#"{"choices":[{"error":"x"}]}"#, r#"[{"error":1}]"#, "[1]", "x", ""] {
+            assert_eq!(error(answer), None, "{answer}");
+        }
     }
 
     #[test]

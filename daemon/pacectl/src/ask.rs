@@ -1,9 +1,11 @@
 //! `pacectl ask`: one request for a model, its tokens as they arrive, and how long they took.
 
 use std::{
-    io::Read as _,
+    io::{self, Read as _},
     path::PathBuf,
+    pin::Pin,
     sync::Arc,
+    task::{Context as TaskContext, Poll, ready},
     time::{Duration, Instant},
 };
 
@@ -25,7 +27,7 @@ use relay_client::error::{certificate_fault, is_of_unknown_authority};
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::{
-    io::{AsyncRead, AsyncWrite},
+    io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
     time::timeout,
 };
@@ -215,11 +217,46 @@ async fn protect(stream: TcpStream, Arguments { url, ca, .. }: &Arguments) -> Re
     })
 }
 
+/// A connection that can be read after its server has stopped reading: a server may refuse a request before it has read all of the body,
+/// and hyper would give up the connection at the failed write, without the answer. What is written from then on is dropped.
+struct TolerantStream<S> {
+    stream: S,
+    is_refused: bool,
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for TolerantStream<S> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for TolerantStream<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        if !self.is_refused {
+            match ready!(Pin::new(&mut self.stream).poll_write(cx, bytes)) {
+                Ok(written) => return Poll::Ready(Ok(written)),
+                Err(_) => self.is_refused = true,
+            }
+        }
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<io::Result<()>> {
+        self.is_refused |= !self.is_refused && ready!(Pin::new(&mut self.stream).poll_flush(cx)).is_err();
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
 /// Sends a request over a new connection.
 async fn exchange(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     request: hyper::Request<Full<Bytes>>,
 ) -> hyper::Result<Response<Incoming>> {
+    let stream = TolerantStream { stream, is_refused: false };
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     tokio::spawn(connection);
     sender.send_request(request).await
@@ -351,6 +388,24 @@ mod tests {
         std::fs::remove_dir_all(folder).unwrap();
         let plain = send(&asked("http://127.0.0.1:1", &["--ca", "ca.pem"]).unwrap()).await.unwrap_err().to_string();
         assert!(plain.contains("https://"), "a server without TLS shows no certificate: {plain}");
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_came_before_the_end_of_the_body_is_read_although_the_server_reads_no_more() {
+        let (written, mut reader) = tokio::io::duplex(64);
+        let (read, mut writer) = tokio::io::duplex(1_024);
+        tokio::spawn(async move {
+            reader.read_exact(&mut [0; 16]).await.unwrap();
+            drop(reader);
+            // The client writes more, in vain.
+            tokio::task::yield_now().await;
+            let body = r#"{"error":{"message":"the body is larger than 7 bytes"}}"#;
+            let head = format!("HTTP/1.1 413 Too Large\r\ncontent-length: {}\r\n\r\n", body.len());
+            writer.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
+        });
+        let request = hyper::Request::post("/").body(Full::new(Bytes::from(vec![b'x'; 1 << 20]))).unwrap();
+        let answer = exchange(tokio::io::join(read, written), request).await.unwrap();
+        assert_eq!(refusal(answer).await, "refused (413 Payload Too Large): the body is larger than 7 bytes");
     }
 
     #[test]

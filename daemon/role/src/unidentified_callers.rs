@@ -1,12 +1,14 @@
 //! Callers over TCP that have not been identified yet, as during a TLS handshake, and which of them makes room for another.
 
-use std::net::IpAddr;
+use std::{collections::BTreeMap, net::IpAddr};
 
 /// Callers without a name, known only by their addresses. Their number is limited in total, and per place.
 #[derive(Debug)]
 pub struct UnidentifiedCallers<T> {
     /// The oldest first.
     inside: Vec<(u64, IpAddr, T)>,
+    /// How many there are of each place.
+    counts: BTreeMap<IpAddr, usize>,
     next: u64,
     most: usize,
     most_from_one: usize,
@@ -16,7 +18,7 @@ impl<T> UnidentifiedCallers<T> {
     /// Creates an empty set for at most `most` callers, and at most `most_from_one` from one IPv4 address or one IPv6 /64.
     #[must_use]
     pub const fn new(most: usize, most_from_one: usize) -> Self {
-        Self { inside: Vec::new(), next: 0, most, most_from_one }
+        Self { inside: Vec::new(), counts: BTreeMap::new(), next: 0, most, most_from_one }
     }
 
     /// Adds a caller and returns its number. If there is no room, one caller is evicted and returned too: the oldest of the
@@ -24,33 +26,79 @@ impl<T> UnidentifiedCallers<T> {
     /// and no place keeps another out.
     pub fn enter(&mut self, address: IpAddr, caller: T) -> (u64, Option<T>) {
         let place = place(address);
-        let of = |inside: &[(u64, IpAddr, T)], place| inside.iter().filter(|(_, other, _)| *other == place).count();
-        let crowded = if of(&self.inside, place) >= self.most_from_one {
-            Some(place)
+        let evicted = self.crowded(place).and_then(|at| self.remove(at));
+        (self.push(place, caller), evicted)
+    }
+
+    /// Adds a caller and returns its number, like [`enter`](Self::enter), if there is room, or if the caller that would be evicted
+    /// `may_leave`. Otherwise changes nothing.
+    pub fn enter_if(
+        &mut self,
+        address: IpAddr,
+        caller: T,
+        may_leave: impl FnOnce(&T) -> bool,
+    ) -> Option<(u64, Option<T>)> {
+        let place = place(address);
+        let crowded = self.crowded(place);
+        let stays = crowded.and_then(|at| self.inside.get(at)).is_some_and(|(_, _, other)| !may_leave(other));
+        if stays {
+            return None;
+        }
+        let evicted = crowded.and_then(|at| self.remove(at));
+        Some((self.push(place, caller), evicted))
+    }
+
+    /// Returns how many callers of the same place there are.
+    #[must_use]
+    pub fn count_at(&self, address: IpAddr) -> usize {
+        self.counts.get(&place(address)).copied().unwrap_or(0)
+    }
+
+    /// Returns the index of the caller that makes room for another one of a place; `None` if there is room.
+    fn crowded(&self, place: IpAddr) -> Option<usize> {
+        let count = |place: &IpAddr| self.counts.get(place).copied().unwrap_or(0);
+        let crowded = if count(&place) >= self.most_from_one {
+            place
         } else if self.inside.len() >= self.most {
             // Of several places, the one whose caller came first.
-            let places = self.inside.iter().rev().map(|(_, place, _)| *place);
-            places.max_by_key(|place| of(&self.inside, *place))
+            self.inside.iter().rev().map(|(_, place, _)| *place).max_by_key(count)?
         } else {
-            None
+            return None;
         };
-        let at = crowded.and_then(|place| self.inside.iter().position(|(_, other, _)| *other == place));
-        let evicted = at.map(|at| self.inside.remove(at).2);
+        self.inside.iter().position(|(_, other, _)| *other == crowded)
+    }
+
+    fn push(&mut self, place: IpAddr, caller: T) -> u64 {
         let number = self.next;
         self.next += 1;
+        *self.counts.entry(place).or_default() += 1;
         self.inside.push((number, place, caller));
-        (number, evicted)
+        number
+    }
+
+    fn remove(&mut self, at: usize) -> Option<T> {
+        if at >= self.inside.len() {
+            return None;
+        }
+        let (_, place, caller) = self.inside.remove(at);
+        if let Some(count) = self.counts.get_mut(&place) {
+            *count -= 1;
+            if *count == 0 {
+                self.counts.remove(&place);
+            }
+        }
+        Some(caller)
     }
 
     /// Removes a caller that has been identified or is gone; returns it unless it was evicted before.
     pub fn leave(&mut self, number: u64) -> Option<T> {
-        let at = self.inside.iter().position(|(other, ..)| *other == number)?;
-        Some(self.inside.remove(at).2)
+        self.remove(self.inside.iter().position(|(other, ..)| *other == number)?)
     }
 }
 
-/// The unit of addresses that one caller may hold: an IPv4 address, or the /64 of an IPv6 address.
-fn place(address: IpAddr) -> IpAddr {
+/// Returns the unit of addresses that one caller may hold: an IPv4 address, or the /64 of an IPv6 address.
+#[must_use]
+pub fn place(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => address.into(),
         IpAddr::V6(address) => IpAddr::V6((u128::from(address) >> 64 << 64).into()),
@@ -87,5 +135,17 @@ mod tests {
         let (last, _) = callers.enter(address("192.0.2.1"), "d");
         assert_eq!(callers.leave(last), Some("d"));
         assert_eq!(callers.enter(address("192.0.2.1"), "e").1, None);
+    }
+
+    #[test]
+    fn a_caller_that_may_not_leave_makes_no_room() {
+        let mut callers = UnidentifiedCallers::new(2, 1);
+        let mut enter = |from: &str, name, leaves| callers.enter_if(address(from), name, |of: &&str| *of == leaves);
+        assert_eq!(enter("192.0.2.1", "a", ""), Some((0, None)));
+        assert_eq!([enter("192.0.2.1", "b", ""), enter("192.0.2.1", "b", "a")], [None, Some((1, Some("a")))]);
+        assert_eq!(enter("192.0.2.2", "c", ""), Some((2, None)));
+        assert_eq!([enter("192.0.2.3", "d", "c"), enter("192.0.2.3", "d", "b")], [None, Some((3, Some("b")))]);
+        let counts = [1, 2, 3].map(|last| callers.count_at([192, 0, 2, last].into()));
+        assert_eq!((counts, callers.counts.len()), ([0, 1, 1], 2));
     }
 }

@@ -11,8 +11,7 @@ use masque::h3::RequestHead;
 use openai::RoutingFields;
 use quic::class::Class;
 use role::classes::Classes;
-
-use crate::tenants::key_digest;
+use tenants::key_digest;
 
 /// The header field in which a client requests a class. Rules decide which class the client gets.
 const ASKED_CLASS: &str = "x-paced-class";

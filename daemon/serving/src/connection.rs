@@ -43,6 +43,11 @@ const WINDOWS_BYTES: (u32, u32) = (64 << 10, 256 << 10);
 /// The largest head of a request, in bytes.
 const HEAD_BYTES: u32 = 64 << 10;
 
+/// How long, and up to how many bytes, the rest of a body is read after an early answer. Otherwise, the client's connection or stream is
+/// reset after the answer, and a client that still sends may lose the answer (RFC 9112 §9.6; curl 7.88 does so over HTTP/2 even if the
+/// reset says `NO_ERROR`).
+pub(crate) const LINGER: (Duration, usize) = (Duration::from_secs(1), 16 << 20);
+
 /// The preface with which a client begins HTTP/2 (RFC 9113 §3.4).
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 

@@ -15,6 +15,7 @@ use std::{
     convert::Infallible,
     future::Future,
     hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher},
+    io,
     net::SocketAddr,
     pin::pin,
     sync::{
@@ -26,10 +27,10 @@ use std::{
 
 use bytes::Bytes;
 use futures::future::{Either as Race, select};
-use http_body_util::{BodyExt as _, Either, Full, LengthLimitError, Limited};
+use http_body_util::{Either, Full};
 use hyper::{
     Response, StatusCode, Version,
-    body::{Body as _, Incoming},
+    body::Incoming,
     header::{CONNECTION, EXPECT, HeaderValue},
 };
 use masque::{
@@ -38,10 +39,11 @@ use masque::{
 };
 use openai::{OpenAiError, RoutingFields};
 use quic::class::{Since, Terms};
-use role::access::AccessLog;
+use role::{access::AccessLog, holder::Holder};
 use tokio::{
+    io::{AsyncRead, AsyncWrite},
     net::TcpStream,
-    sync::{Semaphore, oneshot, watch},
+    sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch},
     time::{Instant, timeout},
 };
 
@@ -52,8 +54,9 @@ use self::{
 };
 use crate::{
     classes::{RequestClass, RequestClasses},
-    connection::{self, ConnectionTerms, HttpVersion, KeptBody, OpenRequest},
+    connection::{self, ConnectionTerms, HttpVersion, KeptBody, LINGER, OpenRequest},
     departure::Departure,
+    gateway::{Bodies, Body, BodyShare, Failure, read_body},
     load_permille, message,
     newcomers::{Newcomer, Newcomers},
     routes::limits,
@@ -62,12 +65,6 @@ use crate::{
 /// The fields with the time allowed for the whole answer and for its first token, in milliseconds. The time allowed for each further
 /// token does not begin at an edge.
 const BUDGETS: [&[u8]; 2] = [b"x-paced-budget-ms", b"x-slo-ttft-ms"];
-
-/// How long a client may take to send its request's body.
-const BODY_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// How long, and for how many bytes, the edge still reads a body that it has refused.
-const LINGER: (Duration, usize) = (Duration::from_secs(1), 16 << 20);
 
 /// How many times a request is sent at most; it is sent again only after the gateway was lost.
 const MOST_TRIES: usize = 2;
@@ -79,7 +76,9 @@ pub use crate::connection::Patience;
 pub struct ClientLimits {
     /// The maximum size of a request's body.
     pub max_body_bytes: usize,
-    /// The maximum of concurrent requests on all connections, and so of bodies in memory.
+    /// The maximum size of all bodies in memory together.
+    pub bodies_bytes: usize,
+    /// The maximum of concurrent requests on all connections. Further ones wait once their bodies are complete.
     pub max_requests: usize,
     /// How long a connection may be without a request.
     pub idle: Duration,
@@ -97,6 +96,8 @@ pub struct ModelEntrance<W> {
     access: Arc<AccessLog>,
     /// The number of requests so far.
     requests: AtomicU64,
+    /// The bodies of requests without an answer.
+    bodies: Arc<Bodies>,
     /// The places for concurrent requests.
     places: Arc<Semaphore>,
     /// Clients without a complete request.
@@ -117,7 +118,8 @@ impl<W: GatewayAccess> ModelEntrance<W> {
         // All programs of this host have the same address.
         let newcomers = Newcomers::new(limits.max_requests, usize::MAX);
         let (ending, is_cut) = (watch::Sender::new(false), Arc::default());
-        Arc::new(Self { gateways, classes, limits, access, requests, places, newcomers, ending, is_cut })
+        let bodies = Bodies::new(limits.bodies_bytes, "the bound of this edge");
+        Arc::new(Self { gateways, classes, limits, access, requests, bodies, places, newcomers, ending, is_cut })
     }
 
     /// Makes each connection end after its current requests. Connections without a complete request end at once.
@@ -132,61 +134,70 @@ impl<W: GatewayAccess> ModelEntrance<W> {
     }
 
     /// Serves a connection of the client at the address `from` to its end. Until a request of it was complete, the client may have to make
-    /// room for others.
-    pub async fn serve(self: Arc<Self>, stream: TcpStream, from: SocketAddr) {
-        let (newcomer, leave) = self.newcomers.enter(from.ip());
-        tokio::select! {
-            () = self.clone().converse(stream, from, newcomer) => {}
-            _ = leave => {
-                if !*self.ending.borrow() {
-                    (self.limits.on_evicted)();
-                    tracing::debug!(client = %from, "closed a client without a complete request: too many clients");
-                }
+    /// room for others. `free_places` is the number of further connections that the address accepts.
+    pub async fn serve(self: Arc<Self>, stream: TcpStream, from: SocketAddr, free_places: usize) {
+        // All programs of this host have one address, and so one line.
+        let line_places = if from.ip().to_canonical().is_loopback() { usize::MAX } else { free_places };
+        if let Some((newcomer, mut eviction)) = self.newcomers.enter(from.ip(), line_places).await {
+            tokio::select! {
+                () = self.clone().converse(stream, from, newcomer) => return,
+                () = eviction.comes() => {}
             }
+        }
+        if !*self.ending.borrow() {
+            (self.limits.on_evicted)();
+            tracing::debug!(client = %from, "closed a client without a complete request: too many clients");
         }
     }
 
     async fn converse(self: Arc<Self>, stream: TcpStream, from: SocketAddr, newcomer: Arc<Newcomer>) {
-        let idle = self.limits.idle;
-        let version = match HttpVersion::of_beginning(&stream, idle).await {
+        let version = match HttpVersion::of_beginning(&stream, self.limits.idle).await {
             Ok(version) => version,
             Err(error) => return tracing::debug!(client = %from, "client left: {error}"),
         };
+        self.talk(stream, version, from, newcomer).await;
+    }
+
+    /// Serves a connection with a version of HTTP to its end.
+    async fn talk(
+        self: Arc<Self>,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        version: HttpVersion,
+        from: SocketAddr,
+        newcomer: Arc<Newcomer>,
+    ) {
         let entrance = self.clone();
         let answer = move |request, open: OpenRequest| {
             let (entrance, newcomer) = (entrance.clone(), newcomer.clone());
             async move {
-                let start = Instant::now();
-                // No code closes the semaphore.
-                let place = entrance.places.clone().acquire_owned().await.ok();
                 let departure = Departure::of(&open, &entrance.is_cut);
-                let answered = entrance.answer(request, start, (from, departure), &newcomer).await;
-                Ok::<_, Infallible>(answered.map(|body| KeptBody { body, _kept: (open, place) }))
+                let (answered, place) = entrance.answer(request, (from, departure), &newcomer).await?;
+                Ok::<_, io::Error>(answered.map(|body| KeptBody { body, _kept: (open, place) }))
             }
         };
-        let patience = self.limits.patience.clone();
+        let (idle, patience) = (self.limits.idle, self.limits.patience.clone());
         let ending = Some(self.ending.subscribe());
         connection::serve(stream, ConnectionTerms { version, idle, patience, ending }, answer).await;
     }
 
+    /// Answers a request, and returns its place among the concurrent ones. Fails if the client left within the body.
     async fn answer(
         &self,
         request: hyper::Request<Incoming>,
-        start: Instant,
         (from, departure): (SocketAddr, Departure),
         newcomer: &Newcomer,
-    ) -> Answered<W::Place> {
+    ) -> io::Result<(Answered<W::Place>, Option<OwnedSemaphorePermit>)> {
+        let start = Instant::now();
         let id = self.requests.fetch_add(1, Relaxed) + 1;
         let mut recording = Recording::begin(&self.access, start, id, (self.classes.listener(), from), departure);
         let expects_continue = request.version() < Version::HTTP_2 && request.headers().contains_key(EXPECT);
         let (answering, begun) = oneshot::channel();
-        let passed = self.pass(request, start, newcomer, (&mut recording, begun)).await;
-        if let Err(refusal) = &passed {
-            recording.refused(refusal);
-        }
-        match passed.map(|answer| answer.map(|answer| answer.recorded(recording))) {
-            Ok(response) => response.map(Either::Right),
-            Err(refusal) => {
+        match self.pass(request, (start, from), newcomer, (&mut recording, begun)).await {
+            Ok((response, place)) => Ok((response.map(|answer| Either::Right(answer.recorded(recording))), place)),
+            // The record says by default that the client left.
+            Err(Failure::Gone | Failure::Untaken) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Err(Failure::Refused(refusal) | Failure::Broken(refusal, _)) => {
+                recording.refused(&refusal);
                 tracing::debug!(%refusal, "request refused");
                 let body = KeptBody { body: Full::new(refusal.body()), _kept: answering };
                 let mut response = Response::new(Either::Left(body));
@@ -200,7 +211,7 @@ impl<W: GatewayAccess> ModelEntrance<W> {
                     // The next bytes may be the body or another request (RFC 9110 §10.1.1).
                     fields.insert(CONNECTION, HeaderValue::from_static("close"));
                 }
-                response
+                Ok((response, None))
             }
         }
     }
@@ -208,18 +219,23 @@ impl<W: GatewayAccess> ModelEntrance<W> {
     async fn pass(
         &self,
         request: hyper::Request<Incoming>,
-        start: Instant,
+        (start, from): (Instant, SocketAddr),
         newcomer: &Newcomer,
         (recording, begun): (&mut Recording, oneshot::Receiver<Infallible>),
-    ) -> Result<Response<Answer<W::Place>>, OpenAiError> {
+    ) -> Result<(Response<Answer<W::Place>>, Option<OwnedSemaphorePermit>), Failure> {
         let gateways = &self.gateways;
         let (parts, body) = request.into_parts();
         // `GatewayAccess::ask` adds the gateway's authority.
         let mut head = message::head(&parts);
         let user = self.classes.user(&head, SystemTime::now());
-        recording.asked_by(user.clone());
-        let body = read(body, begun, self.limits.max_body_bytes).await?;
+        recording.asked_by(user.clone(), &head);
+        let share = self.bodies.begin(Holder::of(user.as_ref(), Some(from)));
+        let body = read(body, begun, self.limits.max_body_bytes, share).await?;
         newcomer.may_stay_if(|| true);
+        // Only now: requests that wait for a place would fill the window of their HTTP/2 connection, and so hold up the body of one that
+        // has a place. No code closes the semaphore.
+        let request_place = self.places.clone().acquire_owned().await.ok();
+        let body = &body.bytes;
         // The gateway would refuse the same limit, after the way to it.
         limits::read(&head)?;
         if !body.is_empty() {
@@ -227,9 +243,9 @@ impl<W: GatewayAccess> ModelEntrance<W> {
         }
         let (class, model) = {
             // Read once, for rules, the log and the choice between gateways, and only if one of them needs the fields.
-            let fields = LazyCell::new(|| RoutingFields::read(&body).ok());
+            let fields = LazyCell::new(|| RoutingFields::read(body).ok());
             let class = self.classes.of(user.as_deref(), &head, || fields.as_ref());
-            recording.asks(&head, || fields.as_ref(), &class.class.policy().name);
+            recording.asks(|| fields.as_ref(), &class.class.policy().name);
             let named = if gateways.has_others(&[0]) { fields.as_ref() } else { None };
             // A gateway's report about the engines of a model is kept under this hash of the model's name.
             let hash = |fields: &RoutingFields| BuildHasherDefault::<DefaultHasher>::default().hash_one(&fields.model);
@@ -253,7 +269,7 @@ impl<W: GatewayAccess> ModelEntrance<W> {
             recording.goes(|| gateways.way(&asked.place));
             let is_tried_on = tries < MOST_TRIES || self.may_do_better(refusal.as_ref(), &tried);
             let may_leave = is_tried_on || refusal.is_some();
-            let (outcome, answer) = race(gateways, asked, head_now, &body, may_leave).await;
+            let (outcome, answer) = race(gateways, asked, head_now, body, may_leave).await;
             let is_good = outcome.is_good();
             match outcome {
                 Outcome::Answered(answered) => {
@@ -277,7 +293,7 @@ impl<W: GatewayAccess> ModelEntrance<W> {
         let (answered, answer) = answered.or_else(|error| refusal.ok_or(error))?;
         recording.goes(|| gateways.way(answer.place()));
         recording.answers(&head, &answered);
-        Ok(message::response(answered, answer))
+        Ok((message::response(answered, answer), request_place))
     }
 
     /// Whether another gateway may have a better answer than the `refusal`, if there is one. The refusal of a gateway that works does not
@@ -378,24 +394,18 @@ async fn read(
     mut body: Incoming,
     begun: oneshot::Receiver<Infallible>,
     max_bytes: usize,
-) -> Result<Bytes, OpenAiError> {
-    let refusal = if body.size_hint().lower() > max_bytes as u64 {
-        OpenAiError::TooLarge { max_bytes }
-    } else {
-        match timeout(BODY_TIMEOUT, Limited::new(&mut body, max_bytes).collect()).await {
-            Ok(Ok(read)) => return Ok(read.to_bytes()),
-            Ok(Err(error)) if error.is::<LengthLimitError>() => OpenAiError::TooLarge { max_bytes },
-            Ok(Err(_)) => return Err(OpenAiError::Json("it broke off".into())),
-            Err(_) => OpenAiError::BodyTimeout,
-        }
-    };
-    tokio::spawn(async move {
-        // If the body were asked for earlier, hyper would send 100 (Continue) to a client that waits for it, and the client a body without
-        // use (RFC 9110 §10.1.1).
-        _ = timeout(LINGER.0, begun).await;
-        connection::discard(&mut body, LINGER).await;
-    });
-    Err(refusal)
+    share: BodyShare,
+) -> Result<Body, Failure> {
+    let read = read_body(&mut body, max_bytes, share).await;
+    if matches!(read, Err(Failure::Refused(_))) {
+        tokio::spawn(async move {
+            // If the body were asked for earlier, hyper would send 100 (Continue) to a client that waits for it, and the client a body
+            // without use (RFC 9110 §10.1.1).
+            _ = timeout(LINGER.0, begun).await;
+            connection::discard(&mut body, LINGER).await;
+        });
+    }
+    read
 }
 
 #[cfg(test)]

@@ -4,7 +4,6 @@
 //! The gateway admits and handles these requests like those over HTTP/3.
 
 use std::{
-    convert::Infallible,
     io,
     net::SocketAddr,
     pin::Pin,
@@ -29,7 +28,7 @@ use rustls::ServerConfig;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
-    sync::{oneshot, watch},
+    sync::watch,
     time::timeout,
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
@@ -40,7 +39,7 @@ use crate::{
     gateway::{Asker, Exchange, Gateway, ResponseBody, TcpExchange, acknowledge},
     message,
     metrics::GatewayMetrics,
-    newcomers::{Newcomer, Newcomers},
+    newcomers::{Eviction, Newcomer, Newcomers},
 };
 
 /// How long a TLS handshake may take.
@@ -133,7 +132,8 @@ impl Front {
             door::buffer_little(&stream);
             let hall = hall.clone();
             door.spawn(async move {
-                hall.welcome(stream, from).await;
+                let free_places = place.as_ref().map_or(0, |place| place.semaphore().available_permits());
+                hall.welcome(stream, from, free_places).await;
                 drop(place);
             });
         }
@@ -141,8 +141,11 @@ impl Front {
 }
 
 impl Hall {
-    async fn welcome(self: Arc<Self>, stream: TcpStream, from: SocketAddr) {
-        let (newcomer, mut leave) = self.newcomers.enter(from.ip());
+    /// Serves a client that came when there were this many free places.
+    async fn welcome(self: Arc<Self>, stream: TcpStream, from: SocketAddr, free_places: usize) {
+        let Some((newcomer, mut eviction)) = self.newcomers.enter(from.ip(), free_places).await else {
+            return self.turned_away(from);
+        };
         let Some(shown) = &self.shown.0 else {
             let serving = Box::pin(async {
                 match HttpVersion::of_beginning(&stream, self.idle).await {
@@ -150,12 +153,12 @@ impl Hall {
                     Err(error) => tracing::debug!(client = %from, "client left: {error}"),
                 }
             });
-            return self.unless_evicted(serving, leave, from).await;
+            return self.unless_evicted(serving, eviction, from).await;
         };
         let acceptor = TlsAcceptor::from(shown.load_full());
         let greeted = tokio::select! {
             greeted = timeout(HANDSHAKE, acceptor.accept(stream)) => greeted.map_err(|_| "timeout"),
-            _ = &mut leave => Err("crowded"),
+            () = eviction.comes() => Err("crowded"),
         };
         let greeted: Result<TlsStream<TcpStream>, &'static str> =
             greeted.and_then(|greeted| greeted.map_err(|_| "failed"));
@@ -164,7 +167,7 @@ impl Hall {
             Ok(stream) => {
                 let is_two = stream.get_ref().1.alpn_protocol() == Some(b"h2");
                 let version = if is_two { HttpVersion::Two } else { HttpVersion::One };
-                self.unless_evicted(Box::pin(self.serve(stream, version, from, newcomer)), leave, from).await;
+                self.unless_evicted(Box::pin(self.serve(stream, version, from, newcomer)), eviction, from).await;
             }
             Err(why) => tracing::debug!(client = %from, why, "refused a client of the gateway"),
         }
@@ -174,18 +177,20 @@ impl Hall {
     async fn unless_evicted(
         &self,
         serving: Pin<Box<impl Future<Output = ()>>>,
-        leave: oneshot::Receiver<Infallible>,
+        mut eviction: Eviction,
         from: SocketAddr,
     ) {
         tokio::select! {
             () = serving => {}
-            _ = leave => {
-                if *self.ending.borrow() {
-                    return;
-                }
-                self.metrics.evicted();
-                tracing::debug!(client = %from, "closed a client without an admitted request: too many clients");
-            }
+            () = eviction.comes() => self.turned_away(from),
+        }
+    }
+
+    /// Counts a client that is closed in favour of others, unless all are closed.
+    fn turned_away(&self, from: SocketAddr) {
+        if !*self.ending.borrow() {
+            self.metrics.evicted();
+            tracing::debug!(client = %from, "closed a client without an admitted request: too many clients");
         }
     }
 
@@ -259,7 +264,10 @@ mod tests {
     };
 
     use super::*;
-    use crate::{learned::Learned, routes::tests::model, tenants::tests::key};
+    use crate::{
+        learned::Learned,
+        routes::tests::{key, model},
+    };
 
     /// A listener of a gateway that knows the key "sk-1" and takes bodies of up to 1000 bytes, and the operations of ended requests.
     fn hall() -> (Arc<Hall>, mpsc::UnboundedReceiver<&'static str>) {
@@ -294,7 +302,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let mut client = TcpStream::connect(listener.local_addr()?).await?;
         let (stream, from) = listener.accept().await?;
-        tokio::spawn(hall.welcome(stream, from));
+        tokio::spawn(hall.welcome(stream, from, 4));
         client.write_all(bytes).await?;
         let mut answer = String::new();
         client.read_to_string(&mut answer).await?;
@@ -339,5 +347,14 @@ mod tests {
             let answer = send(&fields, &body).await.unwrap();
             assert!(answer.starts_with("HTTP/1.1 401 ") && answer.ends_with("}}"), "{answer}");
         }
+    }
+    #[tokio::test]
+    async fn a_client_that_sends_all_of_a_body_that_is_too_large_reads_the_refusal() {
+        let body = vec![b'x'; 8 << 20];
+        let answer =
+            send(&format!("authorization: Bearer sk-1\r\nconnection: close\r\ncontent-length: {}", body.len()), &body)
+                .await
+                .unwrap();
+        assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
     }
 }

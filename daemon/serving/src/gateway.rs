@@ -6,7 +6,7 @@
 //! | the request cannot be read, or names an unknown model | an error of the API, 400 to 415 |
 //! | the client goes away | nothing; the engine's request ends as well |
 //! | an engine fails before its first token passes | the answer of another engine; if there is none, 502 or 504 |
-//! | the engines report within their events that they refuse the request, before the first token | the last engine's error, 400 to 499 |
+//! | the engines report within their events, before the first token, or in a whole answer that they refuse the request | the last engine's error, 400 to 499 |
 //! | the engines refuse the request with 403, 404, 405, 408 or 429, or with 503 and `retry-after` | the last engine's answer |
 //! | an engine fails while it answers | an event with the error, if events are streamed, or else 502 |
 //! | more requests than the engines of a model work on, and than may wait | the answer of the alias's next model; if there is none, 429 and `retry-after` |
@@ -25,6 +25,7 @@ use parking_lot::Mutex;
 use quic::clock::Clock;
 use role::classes::Classes;
 use sched::route::{Curve, MeanLengths};
+use tenants::{Tenants, spending::Spending};
 use tokio::{runtime::Handle, task::JoinSet};
 
 use crate::{
@@ -33,8 +34,6 @@ use crate::{
     live::Live,
     metrics::{GatewayMetrics, ShownGateway},
     routes::{AliasPolicies, Routes},
-    spending::Spending,
-    tenants::Tenants,
 };
 
 mod answer;
@@ -56,13 +55,17 @@ mod traced;
 mod tries;
 mod whole;
 
-pub(crate) use self::own::acknowledge;
-use self::{body::Bodies, held_events::HoldLimits, model::Model};
+pub(crate) use self::{
+    body::{Bodies, Body, BodyShare, read as read_body},
+    end::Failure,
+    own::acknowledge,
+};
 pub use self::{
     caller::Asker,
     exchange::{Awaited, Exchange, ResponseBody, TcpExchange},
     model::read_key,
 };
+use self::{held_events::HoldLimits, model::Model};
 
 /// A gateway: its models, and the connections to their engines. A changed configuration needs a new gateway.
 pub struct Gateway {
@@ -124,7 +127,7 @@ impl Gateway {
             // The same prompts then have the same hashes.
             prefixes: before.map(|before| before.prefixes.clone()).unwrap_or_default(),
             models,
-            bodies: Bodies::new(settings.bodies_bytes as usize),
+            bodies: Bodies::new(settings.bodies_bytes as usize, "bodies_bytes"),
             settings: settings.clone(),
             metrics,
             live,

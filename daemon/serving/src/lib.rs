@@ -19,8 +19,6 @@
 //! | [`in_force`] | the gateway and the classes in force, for all listeners |
 //! | [`routes`] | which model answers: the inputs of `sched::route`, and what answers teach it |
 //! | [`decisions`] | records of policies' decisions, on their way to the disk |
-//! | [`tenants`] | the holders of clients' keys, and what each may use |
-//! | [`spending`] | the tokens of a month, by key |
 //! | [`live`], [`view`] | the requests in service, and what operators see of them and of engines |
 //! | [`learned`] | what is known of engines over a restart |
 //! | [`watch`] | the checks of engines: whether they get requests ([`engines::health`]), and the load that they report |
@@ -42,8 +40,6 @@ mod message;
 pub mod metrics;
 mod newcomers;
 pub mod routes;
-pub mod spending;
-pub mod tenants;
 pub mod view;
 pub mod watch;
 

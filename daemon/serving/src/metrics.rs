@@ -24,16 +24,14 @@ use prometheus_client::{
 };
 use role::{access::served::Served, user_labels::UserLabels};
 use sched::route::{ModelChoice, Reason};
+use tenants::spending::Spending;
 
 use self::{
     engines::ShownEngines,
     genai::{DURATION, GenAi},
     quotas::Quotas,
 };
-use crate::{
-    routes::{Decided, Route},
-    spending::Spending,
-};
+use crate::routes::{Decided, Route};
 
 mod engines;
 mod genai;
@@ -226,8 +224,7 @@ impl GatewayMetrics {
         registry.register_collector(Box::new(self.quotas.clone()));
         let help = "TLS handshakes with clients at the gateway's own listeners, by result";
         registry.register("gateway_handshakes", help, self.handshakes.clone());
-        let help =
-            "Clients at the gateway's own listeners that had no request admitted yet and made room for another client";
+        let help = "Clients at the gateway's own listeners that were closed before a request was admitted, because others waited";
         registry.register("gateway_evicted_clients", help, self.evicted.clone());
         let help =
             "Answers that were discarded, because their clients took none of their bytes within stall_timeout_seconds";

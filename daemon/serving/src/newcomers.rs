@@ -1,48 +1,119 @@
 //! Clients that may be evicted in favour of others, until they have shown what the listener asks of a client: at a gateway's own listener a
 //! key, and at an edge a complete request. So connections that stay silent keep no other client out.
+//!
+//! A client has a while to show it, in which nothing evicts it; else, of many honest clients that connect at once, only the last ones would
+//! be served. Without room, and without a client that may be evicted, a further one waits in the line of its address. The next client comes
+//! from the line of the address with the fewest newcomers, so that a long line holds up no other.
 
 use std::{
+    collections::{BTreeMap, VecDeque},
     convert::Infallible,
     net::IpAddr,
     sync::{Arc, OnceLock},
+    time::Duration,
 };
 
 use parking_lot::Mutex;
-use role::unidentified_callers::UnidentifiedCallers;
-use tokio::sync::oneshot;
+use role::unidentified_callers::{UnidentifiedCallers, place};
+use tokio::{
+    sync::oneshot,
+    time::{Instant, timeout_at},
+};
 
 /// The maximum number of newcomers at a listener. They never have more than half of its connections.
 const MOST: usize = 256;
 
-/// The newcomers at one listener; `None` once it ends. Dropping a client's sender makes the client leave.
-pub(crate) struct Newcomers(Mutex<Option<UnidentifiedCallers<oneshot::Sender<Infallible>>>>);
+/// How long a newcomer is not evicted: enough for the handshakes and the first request over a slow path, including a lost packet.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// The newcomers at one listener; `None` once it ends.
+pub(crate) struct Newcomers(Mutex<Option<NewcomersNow>>);
+
+/// The number of a client that was let in, and a receiver that closes once it has to leave.
+type LetIn = (u64, oneshot::Receiver<Infallible>);
+
+/// The newcomers, and the clients that want to be some.
+struct NewcomersNow {
+    /// Since when each is one. Dropping a client's sender makes the client leave.
+    inside: UnidentifiedCallers<(Instant, oneshot::Sender<Infallible>)>,
+    /// The maximum of these from one place.
+    most_from_one: usize,
+    /// The clients that wait, by their places.
+    lines: BTreeMap<IpAddr, VecDeque<oneshot::Sender<LetIn>>>,
+}
 
 /// A client that may be evicted until it may stay. Its end frees its place.
 pub(crate) struct Newcomer {
     of: Arc<Newcomers>,
-    /// `None` if it entered after the end.
-    number: Option<u64>,
+    number: u64,
     /// Set once the client may stay.
     stay: OnceLock<oneshot::Sender<Infallible>>,
+}
+
+/// The wait of a newcomer for its eviction.
+pub(crate) struct Eviction {
+    of: Arc<Newcomers>,
+    /// When it may be evicted at the earliest.
+    from: Instant,
+    leave: oneshot::Receiver<Infallible>,
+}
+
+impl NewcomersNow {
+    /// Lets clients in that wait, as far as there is room or newcomers may be evicted.
+    fn settle(&mut self) {
+        let Self { inside, lines, most_from_one } = self;
+        let (mut is_tried, mut is_full): (Vec<IpAddr>, _) = (Vec::new(), false);
+        loop {
+            let may_enter =
+                |place: &&IpAddr| !is_tried.contains(place) && (!is_full || inside.count_at(**place) >= *most_from_one);
+            let next = lines.keys().filter(may_enter).min_by_key(|place| inside.count_at(**place));
+            let Some(place) = next.copied() else { return };
+            let (stay, leave) = oneshot::channel();
+            let now = Instant::now();
+            // An evicted client learns of it when its sender is dropped.
+            let Some((number, _evicted)) = inside.enter_if(place, (now, stay), |(since, _)| now - *since >= GRACE)
+            else {
+                // Others then have no room either, except by the eviction of a client of their own place.
+                is_full |= inside.count_at(place) < *most_from_one;
+                is_tried.push(place);
+                continue;
+            };
+            let line = lines.get_mut(&place);
+            let first = line.and_then(VecDeque::pop_front);
+            if first.is_none_or(|first| first.send((number, leave)).is_err()) {
+                inside.leave(number);
+            }
+            lines.retain(|_, line| !line.is_empty());
+        }
+    }
 }
 
 impl Newcomers {
     /// Returns an empty set for a listener with this maximum of connections. At most `most_from_one` of its newcomers come from one IPv4
     /// address, or one IPv6 /64.
     pub(crate) fn new(max_connections: usize, most_from_one: usize) -> Arc<Self> {
-        Arc::new(Self(Mutex::new(Some(UnidentifiedCallers::new((max_connections / 2).clamp(1, MOST), most_from_one)))))
+        let most = (max_connections / 2).clamp(1, MOST);
+        let inside = UnidentifiedCallers::new(most, most_from_one);
+        Arc::new(Self(Mutex::new(Some(NewcomersNow { inside, lines: BTreeMap::new(), most_from_one }))))
     }
 
-    /// Adds a client from an address. If there is no room, evicts another one. The receiver closes when the client is evicted, at once if
-    /// the listener has ended.
-    pub(crate) fn enter(self: &Arc<Self>, from: IpAddr) -> (Arc<Newcomer>, oneshot::Receiver<Infallible>) {
-        let (stay, leave) = oneshot::channel();
-        let number = self.0.lock().as_mut().map(|clients| {
-            // An evicted client learns of it when its sender is dropped.
-            let (number, _evicted) = clients.enter(from, stay);
-            number
-        });
-        (Arc::new(Newcomer { of: self.clone(), number, stay: OnceLock::new() }), leave)
+    /// Adds a client from an address as soon as there is room, or another one may be evicted. Returns `None` if the listener has ended, or
+    /// if more clients of the address wait than the listener has `free_places`: they hold places themselves, and keep no others out.
+    pub(crate) async fn enter(self: &Arc<Self>, from: IpAddr, free_places: usize) -> Option<(Arc<Newcomer>, Eviction)> {
+        let (enters, entered) = oneshot::channel();
+        {
+            let mut now = self.0.lock();
+            let now = now.as_mut()?;
+            let line = now.lines.entry(place(from)).or_default();
+            if line.len() > free_places {
+                return None;
+            }
+            line.push_back(enters);
+            now.settle();
+        }
+        let (number, leave) = entered.await.ok()?;
+        let newcomer = Arc::new(Newcomer { of: self.clone(), number, stay: OnceLock::new() });
+        Some((newcomer, Eviction { of: self.clone(), from: Instant::now() + GRACE, leave }))
     }
 
     /// Evicts all newcomers, because the listener ends. A client that it has accepted is also evicted if it enters later.
@@ -51,8 +122,12 @@ impl Newcomers {
     }
 
     /// Takes a client out of the set. Returns its sender if it was in it.
-    fn leave(&self, number: Option<u64>) -> Option<oneshot::Sender<Infallible>> {
-        self.0.lock().as_mut()?.leave(number?)
+    fn leave(&self, number: u64) -> Option<oneshot::Sender<Infallible>> {
+        let mut now = self.0.lock();
+        let now = now.as_mut()?;
+        let (_, stay) = now.inside.leave(number)?;
+        now.settle();
+        Some(stay)
     }
 }
 
@@ -75,22 +150,134 @@ impl Drop for Newcomer {
     }
 }
 
+impl Eviction {
+    /// Completes when the newcomer has to leave.
+    pub(crate) async fn comes(&mut self) {
+        if timeout_at(self.from, &mut self.leave).await.is_err() {
+            // A client that waits may take its place from now on.
+            if let Some(now) = self.of.0.lock().as_mut() {
+                now.settle();
+            }
+            _ = (&mut self.leave).await;
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::net::Ipv4Addr;
+    use std::{
+        net::Ipv4Addr,
+        sync::atomic::{AtomicUsize, Ordering::Relaxed},
+    };
+
+    use futures::future::join_all;
+    use tokio::{task::JoinHandle, time::sleep};
 
     use super::*;
 
-    #[test]
-    fn the_end_of_a_listener_evicts_newcomers_and_clients_that_enter_after_it_but_no_known_ones() {
-        let newcomers = Newcomers::new(16, 16);
-        let [known, new] = [1, 2].map(|last| newcomers.enter(Ipv4Addr::new(10, 0, 0, last).into()));
-        known.0.may_stay_if(|| true);
+    fn address(last: u8) -> IpAddr {
+        Ipv4Addr::new(10, 0, 0, last).into()
+    }
+
+    /// A client that connects now, and ends after this time. Returns whether it was neither refused nor evicted, and when its end came.
+    fn client(
+        newcomers: &Arc<Newcomers>,
+        from: IpAddr,
+        (free_places, stays): (usize, Duration),
+    ) -> JoinHandle<(bool, Duration)> {
+        let (newcomers, began) = (newcomers.clone(), Instant::now());
+        tokio::spawn(async move {
+            let Some((newcomer, mut eviction)) = newcomers.enter(from, free_places).await else {
+                return (false, began.elapsed());
+            };
+            let is_served = tokio::select! {
+                () = sleep(stays) => true,
+                () = eviction.comes() => false,
+            };
+            newcomer.may_stay_if(|| is_served);
+            (is_served, began.elapsed())
+        })
+    }
+
+    /// The time in which an honest client shows its key.
+    const SOON: Duration = Duration::from_millis(100);
+
+    /// The time for which a silent one stays.
+    const HOUR: Duration = Duration::from_secs(3_600);
+
+    #[tokio::test(start_paused = true)]
+    async fn honest_clients_that_connect_at_once_are_all_served() {
+        let newcomers = Newcomers::new(2_048, 64);
+        let clients = (0..1_000).map(|at| client(&newcomers, address((at % 2) as u8), (1_000, SOON)));
+        let served = join_all(clients.collect::<Vec<_>>()).await;
+        assert!(served.into_iter().all(|client| client.unwrap().0));
+        // Those of one address, at an edge.
+        let newcomers = Newcomers::new(1_024, usize::MAX);
+        let clients = (0..1_000).map(|_| client(&newcomers, Ipv4Addr::LOCALHOST.into(), (usize::MAX, SOON)));
+        let served = join_all(clients.collect::<Vec<_>>()).await;
+        assert!(served.into_iter().all(|client| client.unwrap().0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn silent_clients_make_room_once_they_had_their_time_and_only_if_others_come() {
+        let newcomers = Newcomers::new(8, 4);
+        let silent: Vec<_> = (0..4).map(|_| client(&newcomers, address(1), (8, HOUR))).collect();
+        let honest = client(&newcomers, address(1), (8, SOON));
+        assert_eq!(honest.await.unwrap(), (true, GRACE + SOON));
+        sleep(GRACE * 10).await;
+        let left: Vec<_> = silent.iter().map(JoinHandle::is_finished).collect();
+        assert_eq!(left, [true, false, false, false]);
+        let honest = client(&newcomers, address(2), (8, SOON));
+        assert_eq!(honest.await.unwrap(), (true, SOON), "the first has left room for it");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_flood_of_one_address_evicts_no_client_of_another_and_holds_none_up() {
+        let newcomers = Newcomers::new(16, 4);
+        let slow = client(&newcomers, address(2), (8, GRACE * 20));
+        let refused = Arc::<AtomicUsize>::default();
+        let (flood, at_once) = (newcomers.clone(), refused.clone());
+        tokio::spawn(async move {
+            loop {
+                for _ in 0..50 {
+                    let (silent, at_once) = (client(&flood, address(1), (8, HOUR)), at_once.clone());
+                    tokio::spawn(async move { at_once.fetch_add(usize::from(!silent.await.unwrap().0), Relaxed) });
+                }
+                sleep(Duration::from_millis(100)).await;
+            }
+        });
+        for _ in 0..20 {
+            sleep(GRACE / 2).await;
+            let (is_served, took) = client(&newcomers, address(3), (8, SOON)).await.unwrap();
+            assert!(is_served && took == SOON, "{took:?}");
+        }
+        assert!(slow.await.unwrap().0);
+        assert!(refused.load(Relaxed) > 1_000, "its line has an end");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_clients_of_many_addresses_that_have_all_room_hold_others_up_for_no_longer_than_their_time() {
+        let newcomers = Newcomers::new(16, 2);
+        let flood: Vec<_> = (1..=4).flat_map(|last| [last; 8]).collect();
+        for from in flood {
+            client(&newcomers, address(from), (16, HOUR));
+        }
+        sleep(GRACE / 2).await;
+        let (is_served, took) = client(&newcomers, address(9), (16, SOON)).await.unwrap();
+        assert!(is_served && took <= GRACE, "{took:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_end_of_a_listener_evicts_newcomers_and_clients_that_enter_after_it_but_no_known_ones() {
+        let newcomers = Newcomers::new(4, 16);
+        let (known, mut known_leaves) = newcomers.enter(address(1), 4).await.unwrap();
+        known.may_stay_if(|| true);
+        let new = [2, 3, 4].map(|last| client(&newcomers, address(last), (4, HOUR)));
+        sleep(GRACE / 2).await;
         newcomers.evict_all();
-        let late = newcomers.enter(Ipv4Addr::new(10, 0, 0, 3).into());
-        late.0.may_stay_if(|| true);
-        let is_evicted = [known, new, late]
-            .map(|(_client, mut leave)| leave.try_recv().is_err_and(|e| e == oneshot::error::TryRecvError::Closed));
-        assert_eq!(is_evicted, [false, true, true]);
+        let [first, second, waiting] = new;
+        assert_eq!([first.await.unwrap().0, second.await.unwrap().0, waiting.await.unwrap().0], [false; 3]);
+        assert!(newcomers.enter(address(5), 4).await.is_none());
+        assert!(tokio::time::timeout(GRACE * 2, known_leaves.comes()).await.is_err());
     }
 }

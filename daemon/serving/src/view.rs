@@ -16,7 +16,7 @@ pub struct EngineView {
     pub engine: String,
     /// The requests that it works on, and their maximum.
     pub in_flight: (u32, u32),
-    /// How many requests wait for any engine of the model.
+    /// How many requests wait for any engine of the model, also in gateways that a reload has replaced.
     pub waiting: usize,
     /// The requests of others that it works on, and that wait in it, as it reports.
     pub others: Reported,

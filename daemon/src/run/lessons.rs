@@ -9,12 +9,8 @@ use std::{
 
 use parking_lot::Mutex;
 use role::kept::StateFile;
-use serving::{
-    gateway::Gateway,
-    in_force::GatewayInForce,
-    learned::Learned,
-    spending::{Spending, Spent},
-};
+use serving::{gateway::Gateway, in_force::GatewayInForce, learned::Learned};
+use tenants::spending::{Spending, Spent};
 use tokio::{task::spawn_blocking, time::interval};
 
 /// Saves once per `pause`, until dropped.

@@ -1,6 +1,7 @@
 //! What an engine bills for an answer, by its own report.
 
 use serde::Deserialize;
+use serde_json::value::RawValue;
 
 use crate::TokenUsage;
 
@@ -9,14 +10,14 @@ use crate::TokenUsage;
 const MOST_TOKENS: (u64, u64) = (1 << 28, 1 << 20);
 
 /// `usage` as engines write it.
-#[derive(Clone, Copy, Debug, Deserialize)]
-pub(super) struct Usage<'a> {
-    #[serde(default)]
-    prompt_tokens: u64,
-    #[serde(default)]
-    completion_tokens: u64,
+#[derive(Deserialize)]
+struct Usage<'a> {
     #[serde(borrow, default)]
-    prompt_tokens_details: Option<&'a serde_json::value::RawValue>,
+    prompt_tokens: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    completion_tokens: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    prompt_tokens_details: Option<&'a RawValue>,
 }
 
 /// `prompt_tokens_details` of `usage`.
@@ -28,7 +29,10 @@ struct PromptDetails {
 /// An engine's report of the tokens of an answer, final or so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TokenReport {
-    usage: Option<TokenUsage>,
+    /// `prompt_tokens` of `usage`. Reports of embeddings have only these.
+    prompt: Option<u64>,
+    /// `completion_tokens` of `usage`.
+    completion: Option<u64>,
     /// The tokens of the prompt that the engine had in its cache, by its own report.
     cached: Option<u64>,
     timings: Option<Timings>,
@@ -49,9 +53,15 @@ struct Timings {
 #[derive(Deserialize)]
 struct Answer<'a> {
     #[serde(borrow, default)]
-    usage: Option<Usage<'a>>,
+    usage: Option<&'a RawValue>,
     #[serde(borrow, default)]
-    timings: Option<&'a serde_json::value::RawValue>,
+    timings: Option<&'a RawValue>,
+}
+
+/// Reads an object; `None` if it is something else, which only the engine and the client understand. A list would be read as the values of
+/// the keys, in their order.
+fn object<'a, T: Deserialize<'a>>(json: &'a RawValue) -> Option<T> {
+    json.get().starts_with('{').then(|| serde_json::from_str(json.get()).ok()).flatten()
 }
 
 /// Returns the value of the last `key` in a part of a JSON object. The key includes its quotes, which a text would contain only escaped.
@@ -90,25 +100,39 @@ impl TokenReport {
     }
 
     /// Adds the report of one more event: the newest values count.
-    pub(super) fn note(&mut self, usage: Option<Usage<'_>>, timings: Option<&serde_json::value::RawValue>) {
-        if let Some(Usage { prompt_tokens, completion_tokens, prompt_tokens_details }) = usage {
-            self.usage = Some(TokenUsage { prompt_tokens, completion_tokens });
-            // A value of another type matters only to the engine and the client.
-            let details =
-                prompt_tokens_details.and_then(|details| serde_json::from_str::<PromptDetails>(details.get()).ok());
+    pub(super) fn note(&mut self, usage: Option<&RawValue>, timings: Option<&RawValue>) {
+        if let Some(Usage { prompt_tokens, completion_tokens, prompt_tokens_details }) = usage.and_then(object) {
+            let number = |value: Option<&RawValue>| value?.get().parse().ok();
+            self.prompt = number(prompt_tokens).or(self.prompt);
+            self.completion = number(completion_tokens).or(self.completion);
+            let details: Option<PromptDetails> = prompt_tokens_details.and_then(object);
             self.cached = details.map(|details| details.cached_tokens).or(self.cached);
         }
-        // A value of another type is not from llama.cpp.
-        self.timings = timings.and_then(|timings| serde_json::from_str(timings.get()).ok()).or(self.timings);
+        self.timings = timings.and_then(object).or(self.timings);
+    }
+
+    /// Returns the tokens of the prompt, once the engine has reported them.
+    fn prompt_tokens(&self) -> Option<u64> {
+        let timed = |Timings { prompt_n, cache_n, .. }: Timings| Some(cache_n?.saturating_add(prompt_n));
+        self.prompt.or_else(|| self.timings.and_then(timed))
+    }
+
+    /// Returns the tokens of the answer, once the engine has reported them.
+    fn completion_tokens(&self) -> Option<u64> {
+        self.completion.or(self.timings.map(|timings| timings.predicted_n))
     }
 
     /// Returns what the engine billed, once it has reported both prompt and answer; at most what an engine can bill.
     #[must_use]
     pub fn usage(&self) -> Option<TokenUsage> {
-        let timed = |Timings { prompt_n, cache_n, predicted_n }| {
-            Some(TokenUsage { prompt_tokens: cache_n?.saturating_add(prompt_n), completion_tokens: predicted_n })
-        };
-        self.usage.or_else(|| self.timings.and_then(timed)).map(bounded)
+        let (prompt_tokens, completion_tokens) = (self.prompt_tokens()?, self.completion_tokens()?);
+        Some(bounded(TokenUsage { prompt_tokens, completion_tokens }))
+    }
+
+    /// Returns what the engine billed for a prompt that has no answer, as for embeddings, once it has reported it.
+    #[must_use]
+    pub fn usage_of_prompt(&self) -> Option<TokenUsage> {
+        Some(bounded(TokenUsage { prompt_tokens: self.prompt_tokens()?, completion_tokens: 0 }))
     }
 
     /// Returns how many tokens of the prompt the engine reports as cached, at most the billed tokens of the prompt. `None` without a
@@ -116,18 +140,16 @@ impl TokenReport {
     #[must_use]
     pub fn cached_tokens(&self) -> Option<u64> {
         let cached = self.cached.or(self.timings.and_then(|timings| timings.cache_n))?;
-        Some(cached.min(self.usage()?.prompt_tokens))
+        Some(cached.min(self.usage_of_prompt()?.prompt_tokens))
     }
 
-    /// Returns the best count of tokens: the engine's count, or else `passed` tokens for the answer and `prompt_tokens` for the
+    /// Returns the best count of tokens: the engine's counts, or else `passed` tokens for the answer and `prompt_tokens` for the
     /// prompt. The engine's count for an incomplete answer may be too low.
     #[must_use]
     pub fn count(&self, prompt_tokens: u64, passed: u64, is_whole: bool) -> TokenUsage {
-        let usage = self.usage();
-        let said = usage.map(|usage| usage.completion_tokens).or(self.timings.map(|timings| timings.predicted_n));
         bounded(TokenUsage {
-            prompt_tokens: usage.map_or(prompt_tokens, |usage| usage.prompt_tokens),
-            completion_tokens: match said {
+            prompt_tokens: self.prompt_tokens().unwrap_or(prompt_tokens),
+            completion_tokens: match self.completion_tokens() {
                 Some(said) if is_whole => said,
                 said => passed.max(said.unwrap_or(0)),
             },
@@ -146,6 +168,32 @@ mod tests {
         assert_eq!(count(r#"{"usage":{"prompt_tokens":8,"completion_tokens":6}}"#), usage(8, 6));
         assert_eq!(count(r#"{"timings":{"cache_n":0,"prompt_n":3,"predicted_n":5}}"#), usage(3, 5));
         assert_eq!([count("{}"), count("x")], [usage(90, 0); 2]);
+    }
+
+    #[test]
+    fn only_a_key_with_a_number_is_a_report() {
+        let passed = |report: TokenReport| {
+            let TokenUsage { prompt_tokens, completion_tokens } = report.count(90, 7, true);
+            (prompt_tokens, completion_tokens, report.usage().is_some())
+        };
+        for (usage, expected) in [
+            ("{}", (90, 7, false)),
+            ("[]", (90, 7, false)),
+            ("[3,4]", (90, 7, false)),
+            ("null", (90, 7, false)),
+            ("3", (90, 7, false)),
+            (r#"{"total_tokens":9}"#, (90, 7, false)),
+            (r#"{"input_tokens":3,"output_tokens":4}"#, (90, 7, false)),
+            (r#"{"prompt_tokens":null,"completion_tokens":"4"}"#, (90, 7, false)),
+            (r#"{"prompt_tokens":-3,"completion_tokens":4}"#, (90, 4, false)),
+            (r#"{"prompt_tokens":3,"total_tokens":3}"#, (3, 7, false)),
+            (r#"{"prompt_tokens":3,"completion_tokens":0}"#, (3, 0, true)),
+        ] {
+            let whole = TokenReport::of_answer(format!(r#"{{"usage":{usage}}}"#).as_bytes());
+            let end = TokenReport::of_end(format!(r#"x"}}],"usage":{usage}}}"#).as_bytes());
+            assert_eq!([passed(whole), passed(end)], [expected; 2], "{usage}");
+            assert_eq!(whole.usage_of_prompt().is_some(), expected.0 == 3, "{usage}");
+        }
     }
 
     #[test]

@@ -43,25 +43,22 @@ impl Recording {
         }
     }
 
-    /// Notes whose request it is.
-    pub(super) fn asked_by(&mut self, user: Option<Arc<str>>) {
-        self.note(|served| served.user = user);
+    /// Notes whose request it is, and its operation.
+    pub(super) fn asked_by(&mut self, user: Option<Arc<str>>, head: &RequestHead) {
+        self.note(|served| {
+            served.user = user;
+            if let Ok(operation) = Operation::of(&head.method, head.path.as_deref().unwrap_or_default()) {
+                served.operation = operation.label();
+            }
+        });
     }
 
     /// Notes what the request asks for. Calls `fields`, which reads them of the body, only if there will be a record.
-    pub(super) fn asks<'a>(
-        &mut self,
-        head: &RequestHead,
-        fields: impl FnOnce() -> Option<&'a RoutingFields>,
-        class: &str,
-    ) {
+    pub(super) fn asks<'a>(&mut self, fields: impl FnOnce() -> Option<&'a RoutingFields>, class: &str) {
         if !self.access.is_wanted() {
             return;
         }
         self.note(|served| {
-            if let Ok(operation) = Operation::of(&head.method, head.path.as_deref().unwrap_or_default()) {
-                served.operation = operation.label();
-            }
             if let Some(fields) = fields() {
                 served.asked = excerpt(&fields.model).to_owned();
             }

@@ -1,4 +1,8 @@
 use config::{Config, hash::hex};
+use futures::{StreamExt as _, stream};
+use http_body_util::StreamBody;
+use hyper::{body::Frame, client::conn::http2};
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use masque::h3::ResponseHead;
 use quic::h3::Request;
 use role::{
@@ -146,7 +150,7 @@ fn limits(max_requests: usize, evicted: Arc<AtomicU64>) -> ClientLimits {
     let idle = Duration::from_secs(60);
     let patience = Patience { time: idle, on_end: Arc::new(|| ()) };
     let on_evicted = Arc::new(move || _ = evicted.fetch_add(1, Relaxed));
-    ClientLimits { max_body_bytes: 1_000, max_requests, idle, patience, on_evicted }
+    ClientLimits { max_body_bytes: 1_000, bodies_bytes: 1 << 20, max_requests, idle, patience, on_evicted }
 }
 
 /// Connects to an entrance, which serves the connection in a task, and sends it these bytes.
@@ -154,7 +158,7 @@ async fn begin<W: GatewayAccess>(entrance: &Arc<ModelEntrance<W>>, bytes: &str) 
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     let (stream, from) = listener.accept().await.unwrap();
-    let task = tokio::spawn(entrance.clone().serve(stream, from));
+    let task = tokio::spawn(entrance.clone().serve(stream, from, 4));
     client.write_all(bytes.as_bytes()).await.unwrap();
     (client, task)
 }
@@ -172,6 +176,11 @@ async fn clients_without_a_complete_request_make_room_and_a_client_that_sent_one
     let (_head, first) = begin(&entrance, "POST /v1/completions HTTP/1.1\r\nhost:").await;
     let (_body, second) = begin(&entrance, REQUEST).await;
     let (_silent, third) = begin(&entrance, "").await;
+    tokio::task::yield_now().await;
+    assert!(!first.is_finished(), "it has time to send its request");
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(3)).await;
+    tokio::time::resume();
     first.await.unwrap();
     assert_eq!(evicted.load(Relaxed), 1, "the oldest");
     assert!([&known_task, &second, &third].iter().all(|task| !task.is_finished()));
@@ -224,7 +233,7 @@ async fn send_to(
     let mut client = TcpStream::connect(address).await?;
     let (stream, from) = listener.accept().await?;
     let entrance = ModelEntrance::new(Nowhere::Refused, classes(address), limits(1, Arc::default()), access);
-    tokio::spawn(entrance.serve(stream, from));
+    tokio::spawn(entrance.serve(stream, from, 4));
     let head = format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{fields}\r\n\r\n");
     client.write_all(head.as_bytes()).await?;
     client.write_all(&vec![b'x'; body_bytes]).await?;
@@ -398,5 +407,90 @@ async fn a_gateways_refusal_is_the_answer_if_no_other_gateway_has_one_and_waits_
             places.push(place);
         }
         assert_eq!(places, expected, "{name}");
+    }
+}
+
+/// Pieces of a body of HTTP/2, and how long the client waits before each of them.
+type Pieces = (usize, usize, Duration);
+
+/// Sends requests with such bodies over one HTTP/2 connection to an edge, the first one first, and returns the statuses of their answers.
+async fn by_http_2(limits: ClientLimits, bodies: &[Pieces]) -> Vec<u16> {
+    let (ours, theirs) = tokio::io::duplex(1 << 20);
+    let from = ([127, 0, 0, 1], 80).into();
+    let classes = RequestClasses::new(None, from);
+    let entrance = ModelEntrance::new(Nowhere::Refused, classes, limits, Arc::default());
+    let (newcomer, _) = entrance.newcomers.enter(from.ip(), 0).await.unwrap();
+    tokio::spawn(entrance.talk(theirs, HttpVersion::Two, from, newcomer));
+    let (mut requests, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(ours)).await.unwrap();
+    tokio::spawn(connection);
+    let mut answers = Vec::new();
+    for (pieces, piece_bytes, pause) in bodies.iter().copied() {
+        let piece = move |_| async move {
+            tokio::time::sleep(pause).await;
+            Ok::<_, Infallible>(Frame::data(Bytes::from(vec![b'x'; piece_bytes])))
+        };
+        let body = StreamBody::new(Box::pin(stream::iter(0..pieces).then(piece)));
+        let request = hyper::Request::post("http://x/v1/completions").body(body).unwrap();
+        answers.push(tokio::spawn(requests.send_request(request)));
+        tokio::task::yield_now().await;
+    }
+    let mut statuses = Vec::new();
+    for answer in answers {
+        statuses.push(answer.await.unwrap().unwrap().status().as_u16());
+    }
+    statuses
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_that_wait_for_a_place_do_not_hold_up_the_body_of_one_on_their_http_2_connection() {
+    let limits = ClientLimits { max_body_bytes: 1 << 20, ..limits(1, Arc::default()) };
+    // There is one place. The client sends the first body last.
+    let bodies = [&[(1, 100_000, Duration::from_secs(5))][..], &[(1, 100_000, Duration::ZERO); 6]].concat();
+    assert_eq!(by_http_2(ClientLimits { bodies_bytes: 2 << 20, ..limits }, &bodies).await, [503; 7]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_large_body_may_take_longer_than_half_a_minute() {
+    let limits = ClientLimits { max_body_bytes: 4 << 20, bodies_bytes: 4 << 20, ..limits(1, Arc::default()) };
+    let second = Duration::from_secs(1);
+    assert_eq!(by_http_2(limits.clone(), &[(50, 64 << 10, second)]).await, [503], "it came in time");
+    assert_eq!(by_http_2(limits, &[(50, 1 << 10, second)]).await, [408]);
+}
+
+#[tokio::test]
+async fn bodies_beyond_the_bound_on_all_of_them_are_refused_and_the_reason_names_it() {
+    let (asked, mut is_asked) = mpsc::unbounded_channel();
+    let classes = RequestClasses::new(None, ([127, 0, 0, 1], 80).into());
+    let limits = ClientLimits { bodies_bytes: 1 << 10, ..limits(4, Arc::default()) };
+    let entrance = ModelEntrance::new(Nowhere::Silent(asked), classes, limits, Arc::default());
+    let request = format!("{}{{}}", REQUEST.replace("host", "connection: close\r\nhost"));
+    let (_first, first) = begin(&entrance, &request).await;
+    is_asked.recv().await.unwrap();
+    let (mut second, _) = begin(&entrance, &request).await;
+    let mut answer = String::new();
+    second.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 429 ") && answer.contains("retry-after: 1\r\n"), "{answer}");
+    assert!(answer.contains("within the bound of this edge") && answer.contains("overloaded"), "{answer}");
+    first.abort();
+    assert!(first.await.unwrap_err().is_cancelled());
+    let (_third, _) = begin(&entrance, &request).await;
+    is_asked.recv().await.unwrap();
+}
+
+#[tokio::test]
+async fn the_record_of_a_client_that_leaves_within_its_body_says_so_and_names_the_operation() {
+    for body in ["{", "1\r\n{\r\n"] {
+        let access = Arc::<AccessLog>::default();
+        let mut records = access.listen();
+        let classes = RequestClasses::new(None, ([127, 0, 0, 1], 80).into());
+        let entrance = ModelEntrance::new(Nowhere::Refused, classes, limits(4, Arc::default()), access);
+        let is_sized = body.len() == 1;
+        let head = if is_sized { REQUEST } else { &REQUEST.replace("content-length: 2", "transfer-encoding: chunked") };
+        let (client, task) = begin(&entrance, &format!("{head}{body}")).await;
+        drop(client);
+        task.await.unwrap();
+        let record = records.recv().await.unwrap();
+        let What::Model(served) = &record.what else { panic!("{record:?}") };
+        assert_eq!((served.status, served.reason, served.operation), (None, "cancelled", "text_completion"));
     }
 }

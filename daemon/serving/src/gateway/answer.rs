@@ -41,8 +41,8 @@ use crate::{
 /// The assumed bytes of an answer per token, if its engine reports none.
 const BYTES_PER_TOKEN: u64 = 4;
 
-/// The failure of an engine that reports an error within its events.
-const ERROR_EVENT: OpenAiError = OpenAiError::Engine("it reported an error within its answer");
+/// The failure of an engine that reports an error within an answer that it began with success.
+pub(super) const ERROR_WITHIN: OpenAiError = OpenAiError::Engine("it reported an error within its answer");
 
 /// The failure of an engine that ends the connection of a request without an answer.
 const CLOSED: OpenAiError = OpenAiError::Engine("it closed the connection");
@@ -211,7 +211,11 @@ impl Pass<'_> {
         } else {
             self.pass_whole(exchange, answer, by).await?;
         }
-        by.lesson.learn(by.report.usage(), by.report.cached_tokens(), body.len());
+        let usage = match self.operation {
+            Operation::Embeddings => by.report.usage_of_prompt(),
+            _ => by.report.usage(),
+        };
+        by.lesson.learn(usage, by.report.cached_tokens(), body.len());
         Ok(status)
     }
 
@@ -339,8 +343,8 @@ impl Pass<'_> {
                 Err(malformed) => break Some(OpenAiError::Engine(malformed.as_str())),
             };
             if let (Some(error), Some(held), 0) = (events.error(), &held, events.with_content()) {
-                *refusal = error.refusal.map(|status| Self::refusal_event(&held.head, status, error.json.clone()));
-                break Some(ERROR_EVENT);
+                *refusal = error.refusal.map(|status| Self::refusal_within(&held.head, status, error.json.clone()));
+                break Some(ERROR_WITHIN);
             }
             // After the end or an error, no first token is due any more.
             let was_first_due = is_first_due;
@@ -389,7 +393,7 @@ impl Pass<'_> {
                 if is_fault && refusal != OpenAiError::EventTooLong {
                     self.model.engines.failed(place.replica, Fault::Answer, &refusal.to_string());
                 }
-                if refusal != ERROR_EVENT {
+                if refusal != ERROR_WITHIN {
                     // The leading line end closes an event that broke off.
                     self.send(exchange, [b"\n", &refusal.event()[..]].concat().into()).await?;
                 }
@@ -427,7 +431,7 @@ impl Pass<'_> {
 fn broken(events: &EventStreamParser, why: OpenAiError) -> Option<OpenAiError> {
     if events.error().is_some() {
         // The client has received the engine's own event.
-        return Some(ERROR_EVENT);
+        return Some(ERROR_WITHIN);
     }
     (!events.is_done()).then_some(why)
 }

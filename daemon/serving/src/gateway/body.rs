@@ -1,8 +1,10 @@
-//! Bodies of requests. All share one bound, and each holder gets a limited share of it.
+//! Bodies of requests, at a gateway and at an edge. All share one bound, and each holder gets a limited share of it.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, error::Error as _, io, sync::Arc, time::Duration};
 
 use bytes::{Bytes, BytesMut};
+use http_body_util::BodyExt as _;
+use hyper::body::{Body as _, Incoming};
 use openai::OpenAiError;
 use parking_lot::Mutex;
 use role::holder::Holder;
@@ -25,7 +27,11 @@ const BODY_TIMEOUT: (Duration, u32) = (Duration::from_secs(30), 64 << 10);
 
 /// The bodies of all requests.
 #[derive(Debug)]
-pub(super) struct Bodies(Mutex<Shares>);
+pub(crate) struct Bodies {
+    /// The name of the bound, for clients.
+    bound: &'static str,
+    shares: Mutex<Shares>,
+}
 
 #[derive(Debug)]
 struct Shares {
@@ -42,22 +48,22 @@ struct Held {
 
 /// The share of one body. Dropping it returns the share.
 #[derive(Debug)]
-pub(super) struct BodyShare {
+pub(crate) struct BodyShare {
     of: Arc<Bodies>,
     holder: Holder,
     units: usize,
 }
 
 impl Bodies {
-    /// Creates a bound of `most_bytes` for all bodies together.
-    pub(super) fn new(most_bytes: usize) -> Arc<Self> {
+    /// Creates a bound of `most_bytes` for all bodies together, with a name that clients understand.
+    pub(crate) fn new(most_bytes: usize, bound: &'static str) -> Arc<Self> {
         let free_units = most_bytes.div_ceil(UNIT_BYTES);
-        Arc::new(Self(Mutex::new(Shares { free_units, held: HashMap::new() })))
+        Arc::new(Self { bound, shares: Mutex::new(Shares { free_units, held: HashMap::new() }) })
     }
 
     /// Begins a body before its first byte arrives.
-    pub(super) fn begin(self: &Arc<Self>, holder: Holder) -> BodyShare {
-        self.0.lock().held.entry(holder.clone()).or_default().bodies += 1;
+    pub(crate) fn begin(self: &Arc<Self>, holder: Holder) -> BodyShare {
+        self.shares.lock().held.entry(holder.clone()).or_default().bodies += 1;
         BodyShare { of: self.clone(), holder, units: 0 }
     }
 }
@@ -67,12 +73,14 @@ impl BodyShare {
     /// stays free (dynamic thresholds, Choudhury and Hahne 1998), so half of the bound stays for other holders.
     fn grow(&mut self, bytes: usize) -> Result<(), OpenAiError> {
         let more = bytes.div_ceil(UNIT_BYTES).saturating_sub(self.units);
-        let mut shares = self.of.0.lock();
+        let full = OpenAiError::BodiesFull { bound: self.of.bound };
+        let mut shares = self.of.shares.lock();
         let Shares { free_units, held } = &mut *shares;
-        let left = free_units.checked_sub(more).ok_or(OpenAiError::Crowded)?;
-        let Some(held) = held.get_mut(&self.holder) else { return Err(OpenAiError::Crowded) };
+        let (Some(left), Some(held)) = (free_units.checked_sub(more), held.get_mut(&self.holder)) else {
+            return Err(full);
+        };
         if more > 0 && held.bodies > 1 && held.units + more > left {
-            return Err(OpenAiError::Crowded);
+            return Err(full);
         }
         held.units += more;
         self.units += more;
@@ -83,7 +91,7 @@ impl BodyShare {
 
 impl Drop for BodyShare {
     fn drop(&mut self) {
-        let mut shares = self.of.0.lock();
+        let mut shares = self.of.shares.lock();
         shares.free_units += self.units;
         if let Some(held) = shares.held.get_mut(&self.holder) {
             held.bodies -= 1;
@@ -96,14 +104,64 @@ impl Drop for BodyShare {
 }
 
 /// A complete body. It counts against the bound until dropped.
-pub(super) struct Body {
-    pub(super) bytes: Bytes,
+pub(crate) struct Body {
+    pub(crate) bytes: Bytes,
     _share: BodyShare,
 }
 
+/// A request whose body can be read.
+pub(crate) trait BodySource {
+    /// Returns how many bytes the body has at least, as the head says.
+    fn least_bytes(&self) -> u64;
+
+    /// Returns the next piece; `None` at the end.
+    fn piece(&mut self) -> impl Future<Output = Result<Option<Bytes>, Unread>> + Send;
+}
+
+impl BodySource for Exchange {
+    fn least_bytes(&self) -> u64 {
+        Self::least_bytes(self)
+    }
+
+    fn piece(&mut self) -> impl Future<Output = Result<Option<Bytes>, Unread>> + Send {
+        Self::piece(self)
+    }
+}
+
+impl BodySource for Incoming {
+    fn least_bytes(&self) -> u64 {
+        self.size_hint().lower()
+    }
+
+    async fn piece(&mut self) -> Result<Option<Bytes>, Unread> {
+        loop {
+            return match self.frame().await {
+                None => Ok(None),
+                Some(Err(error)) if is_malformed(&error) => Err(Unread::Malformed),
+                Some(Err(_)) => Err(Unread::Gone),
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(piece) => Ok(Some(piece)),
+                    Err(_) => continue,
+                },
+            };
+        }
+    }
+}
+
+/// Whether a body that cannot be read breaks the rules of HTTP/1.1, so that the client may still wait for an answer. Otherwise, the client's
+/// bytes ended, or the client reset the stream.
+fn is_malformed(error: &hyper::Error) -> bool {
+    let cause = error.source().and_then(|cause| cause.downcast_ref::<io::Error>());
+    cause.is_some_and(|cause| matches!(cause.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData))
+}
+
 /// Reads a body of up to `max_bytes`, if there is room for it.
-pub(super) async fn read(exchange: &mut Exchange, max_bytes: usize, mut share: BodyShare) -> Result<Body, Failure> {
-    if exchange.least_bytes() > max_bytes as u64 {
+pub(crate) async fn read(
+    source: &mut impl BodySource,
+    max_bytes: usize,
+    mut share: BodyShare,
+) -> Result<Body, Failure> {
+    if source.least_bytes() > max_bytes as u64 {
         return Err(OpenAiError::TooLarge { max_bytes }.into());
     }
     let (began, mut body) = (Instant::now(), BytesMut::new());
@@ -111,7 +169,7 @@ pub(super) async fn read(exchange: &mut Exchange, max_bytes: usize, mut share: B
         let (longest, bytes_per_sec) = BODY_TIMEOUT;
         let all_until = began + longest + Duration::from_secs_f64(body.len() as f64 / f64::from(bytes_per_sec));
         let until = all_until.min(Instant::now() + PIECE_TIMEOUT);
-        match timeout_at(until, exchange.piece()).await.map_err(|_| OpenAiError::BodyTimeout)? {
+        match timeout_at(until, source.piece()).await.map_err(|_| OpenAiError::BodyTimeout)? {
             Ok(Some(piece)) => {
                 let len = body.len() + piece.len();
                 if len > max_bytes {
@@ -139,18 +197,19 @@ mod tests {
 
     #[test]
     fn many_bodies_of_one_holder_leave_room_for_those_of_another() {
-        let bodies = Bodies::new(64 * UNIT_BYTES);
+        let bodies = Bodies::new(64 * UNIT_BYTES, "bodies_bytes");
+        let full = OpenAiError::BodiesFull { bound: "bodies_bytes" };
         let mut greedy: Vec<_> = (0..64).map(|_| bodies.begin(holder("greedy"))).collect();
         let granted = greedy.iter_mut().filter_map(|share| share.grow(UNIT_BYTES).ok()).count();
         assert_eq!(granted, 32, "half of it");
         let mut other = [bodies.begin(holder("other")), bodies.begin(holder("other"))];
         assert_eq!(other.each_mut().map(|share| share.grow(8 * UNIT_BYTES)), [Ok(()), Ok(())]);
-        assert_eq!(greedy[0].grow(2 * UNIT_BYTES), Err(OpenAiError::Crowded), "others have less room than it has");
+        assert_eq!(greedy[0].grow(2 * UNIT_BYTES), Err(full.clone()), "others have less room than it has");
         drop((greedy, other));
         let mut only = bodies.begin(holder("greedy"));
         assert_eq!(only.grow(64 * UNIT_BYTES), Ok(()), "a single body may be as large as all together");
-        assert_eq!(bodies.begin(holder("other")).grow(1), Err(OpenAiError::Crowded));
+        assert_eq!(bodies.begin(holder("other")).grow(1), Err(full));
         drop(only);
-        assert!(bodies.0.lock().held.is_empty());
+        assert!(bodies.shares.lock().held.is_empty());
     }
 }

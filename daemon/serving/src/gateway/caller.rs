@@ -11,8 +11,9 @@ use quic::{
 };
 use role::classes::Classes;
 use sched::route::ClientPath;
+use tenants::Tenant;
 
-use crate::{classes::subject, tenants::Tenant};
+use crate::classes::subject;
 
 /// The client, and where it connected.
 #[derive(Clone)]

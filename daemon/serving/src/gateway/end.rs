@@ -15,7 +15,7 @@ impl From<Error> for Gone {
 
 /// Why a body cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Unread {
+pub(crate) enum Unread {
     /// The client is gone.
     Gone,
     /// It does not match the head; the client can still receive an error.
@@ -24,7 +24,7 @@ pub(super) enum Unread {
 
 /// How a request's answer ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ended {
+pub(crate) enum Ended {
     /// Completely.
     Whole,
     /// In the middle.
@@ -32,7 +32,7 @@ pub(super) enum Ended {
 }
 
 /// Why a request ended without a complete answer.
-pub(super) enum Failure {
+pub(crate) enum Failure {
     /// The client is gone.
     Gone,
     /// The client took nothing of the answer for too long.

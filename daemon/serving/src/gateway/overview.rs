@@ -12,7 +12,7 @@ use super::{Gateway, Model};
 use crate::{
     learned::{Learned, LearnedClass, LearnedEngine},
     routes::Tally,
-    view::{AliasView, EngineView},
+    view::{AliasView, EngineView, Stage},
 };
 
 impl Gateway {
@@ -38,8 +38,13 @@ impl Gateway {
     #[must_use]
     pub fn engines(&self) -> Vec<EngineView> {
         let (_, curves) = self.routes.learned();
+        // The engines know only the requests that wait in this gateway, and not those of gateways that a reload has replaced.
+        let open = self.live.page(0, usize::MAX);
+        let waiting_for = |model: &str| {
+            open.iter().filter(|request| request.stage == Stage::Waits && request.model == *model).count()
+        };
         let engines = self.models.iter().flat_map(|model| {
-            let (waiting, most) = (model.engines.waiting(), model.engines.most_in_flight());
+            let (waiting, most) = (waiting_for(&model.name), model.engines.most_in_flight());
             model.urls.iter().zip(model.engines.status()).map(move |(url, status)| (model, url, status, waiting, most))
         });
         let view = |((model, url, status, waiting, most), curve): ((&Model, &Url, EngineStatus, usize, u32), Curve)| {

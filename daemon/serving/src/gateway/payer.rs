@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use quic::class::Class;
-
-use crate::tenants::TenantRequest;
+use tenants::TenantRequest;
 
 /// The parties that pay for the tokens.
 pub(super) struct Payer<'a> {

@@ -129,6 +129,10 @@ impl Gateway {
         if !head.field("content-type").is_none_or(|kind| is_json(kind)) {
             return Err(OpenAiError::ContentType.into());
         }
+        let mut encodings = head.fields.iter().filter(|field| field.name == "content-encoding");
+        if encodings.any(|field| !field.value.eq_ignore_ascii_case(b"identity")) {
+            return Err(OpenAiError::ContentEncoding.into());
+        }
         let tenant = caller.tenant.clone().map(|tenant| self.tenants.begin(tenant, SystemTime::now())).transpose()?;
         let share = self.bodies.begin(Holder::of(caller.user(), caller.asker.client));
         let body = body::read(exchange, self.settings.max_body_bytes as usize, share).await?;

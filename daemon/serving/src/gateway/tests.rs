@@ -26,7 +26,12 @@ use tokio::{
 };
 
 use super::*;
-use crate::{LOAD, departure::Departure, message, routes::tests::model, tenants::tests::key};
+use crate::{
+    LOAD,
+    departure::Departure,
+    message,
+    routes::tests::{key, model},
+};
 
 mod aliases;
 mod failing;
@@ -450,6 +455,20 @@ async fn the_metrics_show_engines_and_quotas_of_the_gateway_in_force_only() {
     assert_eq!(of(&show(vec![key("ann")])), [true, true, false]);
     metrics.show(ShownGateway::default());
     assert_eq!(of(&shown(&metrics)), [false; 3]);
+}
+
+#[tokio::test]
+async fn requests_that_wait_in_a_replaced_gateway_are_shown_too() {
+    let client = Client::of("http://127.0.0.1:1/v1").await;
+    // Gateways before and after a reload share their open requests.
+    let open = ["large", "large", "other"].map(|model| {
+        let open = client.gateway.live.enter(None);
+        open.waits("normal", &model.into(), None);
+        open
+    });
+    assert_eq!(client.gateway.engines()[0].waiting, 2);
+    open[0].at_work();
+    assert_eq!(client.gateway.engines()[0].waiting, 1);
 }
 
 #[tokio::test]

@@ -7,11 +7,14 @@ use hyper::{
     body::{Body as _, Incoming},
 };
 use masque::h3::{Field, ResponseHead};
-use openai::{OpenAiError, sse::TokenReport};
+use openai::{
+    OpenAiError,
+    sse::{EngineError, TokenReport},
+};
 use upstream::{Silence, engine_head};
 
 use super::{
-    answer::{Answering, Done, Pass},
+    answer::{Answering, Done, ERROR_WITHIN, Pass},
     answer_body::AnswerBody,
     end::{Ended, Failure},
     exchange::Exchange,
@@ -26,8 +29,8 @@ const HELD_BYTES: usize = 1 << 20;
 const END_BYTES: usize = 64 << 10;
 
 impl Pass<'_> {
-    /// Returns the answer that passes on an engine's event with a refusal. `head` is the head of the engine's stream.
-    pub(super) fn refusal_event(head: &ResponseHead, status: u16, content: Bytes) -> EngineRefusal {
+    /// Returns the answer that passes on a refusal within an engine's answer. `head` is the head of the engine's answer.
+    pub(super) fn refusal_within(head: &ResponseHead, status: u16, content: Bytes) -> EngineRefusal {
         let mut fields = head.fields.clone();
         fields.retain(|field| field.name != "content-type");
         fields.push(Field::new("content-type", "application/json"));
@@ -43,7 +46,7 @@ impl Pass<'_> {
     }
 
     /// Passes on an answer without events: holds it until it is complete, or only its end if it is large. A refusal with a status that may
-    /// be about the engine itself is a failed try, and passes at once only if it is large.
+    /// be about the engine itself is a failed try, and passes at once only if it is large; so is success whose JSON is an error.
     pub(super) async fn pass_whole(
         &self,
         exchange: &mut Exchange,
@@ -86,6 +89,10 @@ impl Pass<'_> {
         if status.is_success() {
             if *bytes == 0 {
                 return Err(OpenAiError::Engine("it answered with nothing").into());
+            }
+            if let (Some(error), false) = (EngineError::of_answer(&held), has_begun) {
+                *refusal = error.refusal.map(|status| Self::refusal_within(&head, status, error.json));
+                return Err(ERROR_WITHIN.into());
             }
             self.model.engines.succeeded(place.replica);
         }

@@ -9,8 +9,7 @@ use prometheus_client::{
     metrics::{MetricType, gauge::ConstGauge},
 };
 use role::user_labels::UserLabels;
-
-use crate::spending::Spending;
+use tenants::spending::Spending;
 
 /// The shown quotas, by the names of keys, and the source of their use. Clones share them.
 #[derive(Clone, Debug, Default)]

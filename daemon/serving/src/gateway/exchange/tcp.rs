@@ -2,7 +2,6 @@
 
 use std::{
     convert::Infallible,
-    error::Error as _,
     io,
     pin::Pin,
     sync::{
@@ -10,11 +9,9 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll, ready},
-    time::Duration,
 };
 
 use bytes::Bytes;
-use http_body_util::BodyExt as _;
 use hyper::body::{Body, Frame, Incoming};
 use masque::h3::ResponseHead;
 use tokio::{
@@ -22,13 +19,14 @@ use tokio::{
     time::timeout,
 };
 
-use super::super::end::{Ended, Gone, Unread};
-use crate::{connection::discard, departure::Departure};
-
-/// How long, and up to how many bytes, the gateway reads the rest of a body after an early answer, over TCP. Otherwise,
-/// the client's connection or stream is reset after the answer, and a client that still sends may lose the answer (RFC
-/// 9112 §9.6; curl 7.88 does so over HTTP/2 even if the reset says `NO_ERROR`).
-const LINGER: (Duration, usize) = (Duration::from_secs(1), 1 << 20);
+use super::super::{
+    body::BodySource,
+    end::{Ended, Gone, Unread},
+};
+use crate::{
+    connection::{LINGER, discard},
+    departure::Departure,
+};
 
 /// The maximum number of pieces of an answer that wait for a TCP connection.
 const PIECES: usize = 4;
@@ -81,23 +79,13 @@ impl TcpExchange {
 
     /// Returns how many bytes the body has at least, as the head says.
     pub(super) fn least_bytes(&self) -> u64 {
-        self.body.size_hint().lower()
+        BodySource::least_bytes(&self.body)
     }
 
     /// Returns the next piece of the body; `None` at its end. Over HTTP/1.1, a client that expects 100 (Continue) gets it now.
     pub(super) async fn piece(&mut self) -> Result<Option<Bytes>, Unread> {
         self.is_read.store(true, Ordering::Release);
-        loop {
-            return match self.body.frame().await {
-                None => Ok(None),
-                Some(Err(error)) if is_malformed(&error) => Err(Unread::Malformed),
-                Some(Err(_)) => Err(Unread::Gone),
-                Some(Ok(frame)) => match frame.into_data() {
-                    Ok(piece) => Ok(Some(piece)),
-                    Err(_) => continue,
-                },
-            };
-        }
+        BodySource::piece(&mut self.body).await
     }
 
     /// Begins the answer.
@@ -178,15 +166,10 @@ impl Body for ResponseBody {
     }
 }
 
-/// Whether a body that cannot be read breaks the rules of HTTP/1.1, so that the client may still wait for an answer. Otherwise, the client's
-/// bytes ended, or the client reset the stream.
-fn is_malformed(error: &hyper::Error) -> bool {
-    let cause = error.source().and_then(|cause| cause.downcast_ref::<io::Error>());
-    cause.is_some_and(|cause| matches!(cause.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use hyper::{Request, Response, server, service::service_fn};
     use hyper_util::rt::TokioIo;
     use tokio::{

@@ -68,6 +68,30 @@ async fn an_error_instead_of_tokens_that_refuses_the_request_is_the_answer_of_th
 }
 
 #[tokio::test]
+async fn an_error_instead_of_a_whole_answer_is_a_failed_try_as_within_a_stream() {
+    let json = |body: &str| {
+        format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}", body.len())
+    };
+    let answer = r#"{"choices":[],"error":null}"#;
+    let good = engine(json(answer)).await;
+    for request in [STREAM, r#"{"model":"large"}"#] {
+        for (error, alone) in [(r#"{"error":{"message":"secret"}}"#, 502), (r#"{"error":{"code":422}}"#, 422)] {
+            let failing = engine(json(error)).await;
+            let mut client = Client::with(settings(&[&failing, &good])).await;
+            assert_eq!(client.chat(whole(request.into())).await, (200, answer.into()), "{request} {error}");
+            assert_eq!(counts(&client), [(0, 1), (1, 0)]);
+
+            let mut client = Client::with(GatewaySettings { keys: vec![key()], ..settings(&[&failing]) }).await;
+            let (status, body) = client.chat(whole(request.into())).await;
+            assert_eq!((status, body == error.as_bytes()), (alone, alone == 422), "{body:?}");
+            assert!(!String::from_utf8_lossy(&body).contains("secret"), "{body:?}");
+            let spent = client.spending.of("ann", SystemTime::now());
+            assert_eq!((client.served.recv().await.unwrap().usage, spent, counts(&client)), (None, 0, vec![(0, 1)]));
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_refusal_within_a_stream_keeps_the_fields_of_its_engine_that_clients_use() {
     let head = "HTTP/1.1 200 OK\r\nx-request-id: r-9\r\nretry-after: 7\r\nserver: secret";
     let refusing = format!("{}0\r\n\r\n", events(&error(429))).replacen("HTTP/1.1 200 OK", head, 1);

@@ -226,3 +226,18 @@ fn a_file_without_a_key_is_no_key() {
     }
     std::fs::remove_file(file).unwrap();
 }
+
+#[tokio::test]
+async fn an_encoded_body_is_refused_with_the_remedy() {
+    let good = engine(GOOD).await;
+    for (encoding, status) in [("gzip", 415), ("identity, br", 415), ("Identity", 200)] {
+        let mut client = Client::of(&good).await;
+        let mut asked = chat(whole(WHOLE.into()));
+        asked.headers_mut().insert("content-encoding", HeaderValue::from_static(encoding));
+        let answer = client.requests.send_request(asked).await.unwrap();
+        assert_eq!(answer.status().as_u16(), status, "{encoding}");
+        let body = answer.into_body().collect().await.unwrap().to_bytes();
+        let is_told = String::from_utf8_lossy(&body).contains("send the body without content-encoding");
+        assert_eq!(is_told, status == 415, "{body:?}");
+    }
+}

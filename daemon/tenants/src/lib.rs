@@ -1,4 +1,4 @@
-//! The keys of clients, their holders, and what each may use.
+//! The keys of clients, their holders, and what each may use. [`spending`] counts the tokens of a month.
 
 use std::{
     sync::{
@@ -14,7 +14,9 @@ use openai::{OpenAiError, TokenUsage};
 use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 
-use crate::spending::Spending;
+use self::spending::Spending;
+
+pub mod spending;
 
 /// The keys of a gateway. If there are none, clients need no key.
 #[derive(Debug)]
@@ -43,6 +45,8 @@ pub struct Tenant {
 #[derive(Debug, Default)]
 struct Usage {
     in_flight: AtomicU32,
+    /// Tokens that requests in flight have used so far, if their tokens are limited.
+    passed: AtomicU64,
     /// `None` before the first request takes tokens.
     tokens: Mutex<Option<Budget>>,
 }
@@ -53,6 +57,8 @@ struct Budget {
     /// Below 0 if requests used more than expected.
     left: f64,
     at_ns: u64,
+    /// Tokens that requests in flight took in advance.
+    reserved: u64,
 }
 
 /// A request of a tenant, which counts as in flight until it is dropped.
@@ -71,14 +77,15 @@ const MINUTE_NS: f64 = 60e9;
 
 /// Returns the SHA-256 of the key in a request's `authorization` field (RFC 6750 §2.1). The time to compare hashes reveals nothing about a
 /// key.
-pub(crate) fn key_digest(head: &RequestHead) -> Option<[u8; 32]> {
+#[must_use]
+pub fn key_digest(head: &RequestHead) -> Option<[u8; 32]> {
     let (scheme, key) = head.field("authorization")?.split_at_checked(7)?;
     scheme.eq_ignore_ascii_case(b"Bearer ").then(|| Sha256::digest(key.trim_ascii()).into())
 }
 
 impl Budget {
     fn unused(per_minute: u32, at_ns: u64) -> Self {
-        Self { left: f64::from(per_minute), at_ns }
+        Self { left: f64::from(per_minute), at_ns, reserved: 0 }
     }
 
     fn refill(&mut self, per_minute: u32, now_ns: u64) {
@@ -86,24 +93,37 @@ impl Budget {
         (self.left, self.at_ns) = ((self.left + back).min(f64::from(per_minute)), now_ns);
     }
 
-    /// Takes the tokens that a request is expected to use. If these are more than a minute's, the budget must be full.
+    /// Takes the tokens that a request is expected to use. If these are more than a minute's, the budget must be full. `passed` are
+    /// the tokens that requests in flight have used so far.
     ///
     /// # Errors
-    /// There are too few; the error is the number of seconds until there are enough.
-    fn take(&mut self, tokens: u64, per_minute: u32, now_ns: u64) -> Result<(), u32> {
+    /// There are too few, for a time that follows from the used tokens alone: a request may reserve hours of them, use few, and return the
+    /// rest at any moment.
+    fn take(&mut self, tokens: u64, passed: u64, per_minute: u32, now_ns: u64) -> Result<(), OpenAiError> {
         self.refill(per_minute, now_ns);
-        let needed = (tokens as f64).min(f64::from(per_minute)) - self.left;
-        if needed > 0.0 {
-            return Err((needed * 60.0 / f64::from(per_minute)).ceil() as u32);
+        let needed = (tokens as f64).min(f64::from(per_minute));
+        if needed > self.left {
+            let missing = needed - self.settled((self.reserved, passed), per_minute);
+            return Err(match (missing * 60.0 / f64::from(per_minute)).ceil() as u32 {
+                0 => OpenAiError::TokensReserved,
+                retry_after_s => OpenAiError::TooManyTokens { retry_after_s },
+            });
         }
         self.left -= tokens as f64;
+        self.reserved = self.reserved.saturating_add(tokens);
         Ok(())
     }
 
-    /// Corrects the amount taken, once the amount used is known.
+    /// Returns the tokens that are left if used tokens replace the reserved ones.
+    fn settled(&self, (reserved, used): (u64, u64), per_minute: u32) -> f64 {
+        (self.left + reserved as f64 - used as f64).min(f64::from(per_minute))
+    }
+
+    /// Corrects the amount taken by a request, once the amount used is known.
     fn settle(&mut self, (reserved, used): (u64, u64), per_minute: u32, now_ns: u64) {
         self.refill(per_minute, now_ns);
-        self.left = (self.left + reserved as f64 - used as f64).min(f64::from(per_minute));
+        self.left = self.settled((reserved, used), per_minute);
+        self.reserved = self.reserved.saturating_sub(reserved);
     }
 }
 
@@ -191,27 +211,31 @@ impl TenantRequest {
     /// Too few of the tenant's tokens for this minute are left.
     pub fn reserve(&self, tokens: u64) -> Result<(), OpenAiError> {
         let Some(per_minute) = self.tenant.tokens_per_minute else { return Ok(()) };
-        let now_ns = (self.now_ns)();
-        let taken = self
-            .tenant
-            .usage
-            .tokens
-            .lock()
-            .get_or_insert(Budget::unused(per_minute, now_ns))
-            .take(tokens, per_minute, now_ns);
-        taken.map_err(|retry_after_s| OpenAiError::TooManyTokens { retry_after_s })?;
+        let (now_ns, Usage { tokens: budget, passed, .. }) = ((self.now_ns)(), &*self.tenant.usage);
+        let mut budget = budget.lock();
+        let budget = budget.get_or_insert(Budget::unused(per_minute, now_ns));
+        budget.take(tokens, passed.load(Relaxed), per_minute, now_ns)?;
         self.reserved.fetch_add(tokens, Relaxed);
         Ok(())
     }
 
     /// Notes tokens that an engine has used for the request, before it reports its total.
     pub fn pass(&self, tokens: u64) {
-        self.used.fetch_add(tokens, Relaxed);
+        self.use_tokens(self.used.load(Relaxed).saturating_add(tokens));
     }
 
     /// Notes the engine's total of used tokens, in place of an earlier total.
     pub fn bill(&self, usage: TokenUsage) {
-        self.used.store(usage.prompt_tokens.saturating_add(usage.completion_tokens), Relaxed);
+        self.use_tokens(usage.prompt_tokens.saturating_add(usage.completion_tokens));
+    }
+
+    /// Sets the number of used tokens.
+    fn use_tokens(&self, now: u64) {
+        let before = self.used.swap(now, Relaxed);
+        if self.tenant.tokens_per_minute.is_some() {
+            // The sum wraps, and so stays exact.
+            self.tenant.usage.passed.fetch_add(now.wrapping_sub(before), Relaxed);
+        }
     }
 }
 
@@ -219,16 +243,16 @@ impl Drop for TenantRequest {
     fn drop(&mut self) {
         self.tenant.usage.in_flight.fetch_sub(1, Relaxed);
         self.spending.spend(&self.tenant.name, self.used.load(Relaxed), SystemTime::now());
-        if let (Some(per_minute), Some(budget)) = (self.tenant.tokens_per_minute, &mut *self.tenant.usage.tokens.lock())
-        {
-            let tokens = (self.reserved.load(Relaxed), self.used.load(Relaxed));
-            budget.settle(tokens, per_minute, (self.now_ns)());
+        let (mut budget, used) = (self.tenant.usage.tokens.lock(), self.used.load(Relaxed));
+        if let (Some(per_minute), Some(budget)) = (self.tenant.tokens_per_minute, &mut *budget) {
+            budget.settle((self.reserved.load(Relaxed), used), per_minute, (self.now_ns)());
         }
+        self.use_tokens(0);
     }
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use std::cell::Cell;
 
     use config::moment::Moment;
@@ -247,7 +271,7 @@ pub(crate) mod tests {
     }
 
     /// The key "sk-1", without limits.
-    pub(crate) fn key() -> Key {
+    fn key() -> Key {
         Key {
             name: "ann".into(),
             sha256: Sha256::digest("sk-1").into(),
@@ -320,7 +344,7 @@ pub(crate) mod tests {
             other => panic!("{other:?}"),
         };
         let first = reserve(500).unwrap();
-        assert_eq!(refused(200), 10);
+        assert_eq!(reserve(200).err(), Some(OpenAiError::TokensReserved));
         first.pass(60);
         first.pass(40);
         drop(first);
@@ -337,13 +361,37 @@ pub(crate) mod tests {
         assert_eq!(refused(10_000), 59);
         pass(59);
         let third = reserve(10_000).unwrap();
-        assert!(refused(1) > 900);
+        assert_eq!(reserve(1).err(), Some(OpenAiError::TokensReserved));
         drop(third);
         assert!(reserve(600).is_ok(), "nothing of it was used");
         pass(1_000_000);
         let all = reserve(600).unwrap();
+        all.pass(600);
         assert_eq!(refused(1), 1, "as much as a minute brings, and no more");
         drop(all);
+    }
+
+    #[test]
+    fn tokens_that_are_only_reserved_make_nobody_wait_for_longer_than_used_ones_do() {
+        let tenants = tenants(None, Some(600));
+        let reserve = |tokens| {
+            let request = begin(&tenants).unwrap();
+            request.reserve(tokens).map(|()| request)
+        };
+        let first = reserve(100_000).unwrap();
+        first.pass(20);
+        let refusal = reserve(100).unwrap_err();
+        assert_eq!((refusal.retry_after_s(), &refusal), (Some(1), &OpenAiError::TokensReserved));
+        assert_eq!(reserve(600).unwrap_err(), OpenAiError::TooManyTokens { retry_after_s: 2 }, "20 were used");
+        first.bill(TokenUsage { prompt_tokens: 500, completion_tokens: 400 });
+        assert_eq!(reserve(100).unwrap_err(), OpenAiError::TooManyTokens { retry_after_s: 40 }, "300 are owed");
+        drop(first);
+        assert_eq!(reserve(100).unwrap_err(), OpenAiError::TooManyTokens { retry_after_s: 40 });
+        pass(40);
+        let second = reserve(100).unwrap();
+        second.pass(50);
+        drop(second);
+        assert_eq!(reserve(600).unwrap_err(), OpenAiError::TooManyTokens { retry_after_s: 55 }, "50 are left");
     }
 
     #[test]
