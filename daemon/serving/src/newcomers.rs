@@ -3,7 +3,8 @@
 //!
 //! A client has a while to show it, in which nothing evicts it; else, of many honest clients that connect at once, only the last ones would
 //! be served. Without room, and without a client that may be evicted, a further one waits in the line of its address. The next client comes
-//! from the line of the address with the fewest newcomers, so that a long line holds up no other.
+//! from the line of the address with the fewest newcomers, so that a long line holds up no other; of several such lines, the client comes
+//! that has waited longest, so that many addresses hold up a further one only for a while.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -38,8 +39,10 @@ struct NewcomersNow {
     inside: UnidentifiedCallers<(Instant, oneshot::Sender<Infallible>)>,
     /// The maximum of these from one place.
     most_from_one: usize,
-    /// The clients that wait, by their places.
-    lines: BTreeMap<IpAddr, VecDeque<oneshot::Sender<LetIn>>>,
+    /// The clients that wait, by their places, with their numbers in the order in which they came.
+    lines: BTreeMap<IpAddr, VecDeque<(u64, oneshot::Sender<LetIn>)>>,
+    /// How many clients have waited so far.
+    came: u64,
 }
 
 /// A client that may be evicted until it may stay. Its end frees its place.
@@ -61,13 +64,16 @@ pub(crate) struct Eviction {
 impl NewcomersNow {
     /// Lets clients in that wait, as far as there is room or newcomers may be evicted.
     fn settle(&mut self) {
-        let Self { inside, lines, most_from_one } = self;
+        let Self { inside, lines, most_from_one, .. } = self;
         let (mut is_tried, mut is_full): (Vec<IpAddr>, _) = (Vec::new(), false);
         loop {
             let may_enter =
-                |place: &&IpAddr| !is_tried.contains(place) && (!is_full || inside.count_at(**place) >= *most_from_one);
-            let next = lines.keys().filter(may_enter).min_by_key(|place| inside.count_at(**place));
-            let Some(place) = next.copied() else { return };
+                |place: &IpAddr| !is_tried.contains(place) && (!is_full || inside.count_at(*place) >= *most_from_one);
+            let next = lines
+                .iter()
+                .filter(|(place, _)| may_enter(place))
+                .min_by_key(|(place, line)| (inside.count_at(**place), line.front().map(|(came, _)| *came)));
+            let Some((&place, _)) = next else { return };
             let (stay, leave) = oneshot::channel();
             let now = Instant::now();
             // An evicted client learns of it when its sender is dropped.
@@ -80,10 +86,20 @@ impl NewcomersNow {
             };
             let line = lines.get_mut(&place);
             let first = line.and_then(VecDeque::pop_front);
-            if first.is_none_or(|first| first.send((number, leave)).is_err()) {
+            if first.is_none_or(|(_, first)| first.send((number, leave)).is_err()) {
                 inside.leave(number);
             }
             lines.retain(|_, line| !line.is_empty());
+        }
+    }
+
+    /// Sends the newest client of the longest line away while more than `most` wait.
+    fn shorten(&mut self, most: usize) {
+        while self.lines.values().map(VecDeque::len).sum::<usize>() > most {
+            let newest = |line: &VecDeque<_>| line.back().map(|(came, _)| *came);
+            let Some(line) = self.lines.values_mut().max_by_key(|line| (line.len(), newest(line))) else { return };
+            line.pop_back();
+            self.lines.retain(|_, line| !line.is_empty());
         }
     }
 }
@@ -94,22 +110,21 @@ impl Newcomers {
     pub(crate) fn new(max_connections: usize, most_from_one: usize) -> Arc<Self> {
         let most = (max_connections / 2).clamp(1, MOST);
         let inside = UnidentifiedCallers::new(most, most_from_one);
-        Arc::new(Self(Mutex::new(Some(NewcomersNow { inside, lines: BTreeMap::new(), most_from_one }))))
+        Arc::new(Self(Mutex::new(Some(NewcomersNow { inside, most_from_one, lines: BTreeMap::new(), came: 0 }))))
     }
 
     /// Adds a client from an address as soon as there is room, or another one may be evicted. Returns `None` if the listener has ended, or
-    /// if more clients of the address wait than the listener has `free_places`: they hold places themselves, and keep no others out.
+    /// if more clients wait than the listener has `free_places`, and this one is the newest of the address from which most do: clients that
+    /// wait hold places themselves, and must not keep others out.
     pub(crate) async fn enter(self: &Arc<Self>, from: IpAddr, free_places: usize) -> Option<(Arc<Newcomer>, Eviction)> {
         let (enters, entered) = oneshot::channel();
         {
             let mut now = self.0.lock();
             let now = now.as_mut()?;
-            let line = now.lines.entry(place(from)).or_default();
-            if line.len() > free_places {
-                return None;
-            }
-            line.push_back(enters);
+            now.came += 1;
+            now.lines.entry(place(from)).or_default().push_back((now.came, enters));
             now.settle();
+            now.shorten(free_places);
         }
         let (number, leave) = entered.await.ok()?;
         let newcomer = Arc::new(Newcomer { of: self.clone(), number, stay: OnceLock::new() });
@@ -265,6 +280,38 @@ mod tests {
         sleep(GRACE / 2).await;
         let (is_served, took) = client(&newcomers, address(9), (16, SOON)).await.unwrap();
         assert!(is_served && took <= GRACE, "{took:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn clients_of_more_addresses_than_there_is_room_for_hold_up_a_further_one_only_for_a_while() {
+        let newcomers = Newcomers::new(16, 2);
+        for last in (1..=12).flat_map(|last| [last; 2]) {
+            let newcomers = newcomers.clone();
+            tokio::spawn(async move {
+                loop {
+                    _ = client(&newcomers, address(last), (64, HOUR)).await;
+                }
+            });
+        }
+        sleep(GRACE * 3).await;
+        let (is_served, took) = client(&newcomers, address(200), (64, SOON)).await.unwrap();
+        assert!(is_served && took <= GRACE * 3, "{took:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn as_many_clients_wait_as_places_are_free_and_those_of_crowded_addresses_are_sent_away_first() {
+        let newcomers = Newcomers::new(16, 8);
+        let clients: Vec<_> = (1..=16).map(|last| client(&newcomers, address(last), (4, HOUR))).collect();
+        sleep(SOON).await;
+        let left = |clients: &[JoinHandle<_>]| clients.iter().filter(|client| client.is_finished()).count();
+        assert_eq!(left(&clients), 4, "8 are in and 4 wait");
+        let crowd: Vec<_> = (0..4).map(|_| client(&newcomers, address(12), (6, HOUR))).collect();
+        sleep(SOON).await;
+        assert_eq!((left(&clients), left(&crowd)), (4, 2));
+        let single = client(&newcomers, address(17), (6, SOON));
+        sleep(SOON).await;
+        assert_eq!((left(&crowd), single.is_finished()), (3, false));
+        assert_eq!(single.await.unwrap(), (true, GRACE - SOON * 2 + SOON));
     }
 
     #[tokio::test(start_paused = true)]
