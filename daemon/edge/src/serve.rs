@@ -39,8 +39,9 @@ use super::{
     roster::LocalEntrance,
 };
 
-/// The maximum size of all bodies that wait for the beginnings of their answers at one local address; a gateway's default.
-const BODIES_BYTES: usize = 256 << 20;
+/// The maximum size of all bodies that wait for the beginnings of their answers at one local address: twice a gateway's default, because
+/// programs without keys are one holder, which several bodies of it may fill by half.
+const BODIES_BYTES: usize = 512 << 20;
 
 /// A local address, and its connected clients.
 pub struct Clients {

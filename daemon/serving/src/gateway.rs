@@ -39,6 +39,7 @@ use crate::{
 mod answer;
 mod answer_body;
 mod body;
+mod body_source;
 mod caller;
 mod end;
 mod exchange;

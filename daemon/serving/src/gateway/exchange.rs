@@ -20,7 +20,10 @@ use role::access::served::CANCELLED;
 use tokio::time::timeout;
 
 pub use self::tcp::{Awaited, ResponseBody, TcpExchange};
-use super::end::{Ended, Failure, Gone, Unread};
+use super::{
+    body_source::BodySource,
+    end::{Ended, Failure, Gone, Unread},
+};
 
 mod tcp;
 
@@ -244,6 +247,16 @@ async fn while_leaving<B: Departing, T>(
         if bytes.unsent_bytes() >= before {
             return None;
         }
+    }
+}
+
+impl BodySource for Exchange {
+    fn least_bytes(&self) -> u64 {
+        Self::least_bytes(self)
+    }
+
+    fn piece(&mut self) -> impl Future<Output = Result<Option<Bytes>, Unread>> + Send {
+        Self::piece(self)
     }
 }
 

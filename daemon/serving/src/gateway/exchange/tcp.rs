@@ -20,7 +20,7 @@ use tokio::{
 };
 
 use super::super::{
-    body::BodySource,
+    body_source::BodySource,
     end::{Ended, Gone, Unread},
 };
 use crate::{
