@@ -3,7 +3,11 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     io::{self, ErrorKind},
-    os::fd::BorrowedFd,
+    os::{
+        fd::BorrowedFd,
+        linux::net::SocketAddrExt as _,
+        unix::net::{SocketAddr, UnixDatagram},
+    },
     time::Duration,
 };
 
@@ -79,6 +83,8 @@ struct Held<'a> {
     told: BTreeMap<(String, KernelPart), PartOutcome>,
     told_programs: Vec<Program>,
     is_ready: bool,
+    /// Shows other monitors of this network namespace, by the index of each device whose `fq` the ledger has, that this one is alive.
+    claims: BTreeMap<u32, UnixDatagram>,
     /// The parts that were set up again since the peer was last told, because another program had removed them.
     restored: BTreeSet<(String, KernelPart)>,
 }
@@ -101,6 +107,7 @@ impl<'a> Held<'a> {
             told: BTreeMap::new(),
             told_programs: Vec::new(),
             is_ready: false,
+            claims: BTreeMap::new(),
             restored: BTreeSet::new(),
         }
     }
@@ -177,6 +184,7 @@ impl<'a> Held<'a> {
                 if was_in_force && stands {
                     continue;
                 }
+                let was_own = part != KernelPart::Fq || index.is_some_and(|index| self.has_set_fq(index));
                 let outcome = match part {
                     KernelPart::Fq => match &roots {
                         Ok(roots) => self.set_fq(device, index, roots),
@@ -186,7 +194,7 @@ impl<'a> Held<'a> {
                     KernelPart::Ingress => self.attach_ingress(device),
                 };
                 let is_own = part != KernelPart::Fq || index.is_some_and(|index| self.has_set_fq(index));
-                if was_in_force && is_own && outcome.is_ok() {
+                if was_in_force && was_own && is_own && outcome.is_ok() {
                     self.restored.insert(key.clone());
                 }
                 self.parts.insert(key, outcome.map_err(|error| first_line(&format!("{error:#}")).to_owned()));
@@ -235,23 +243,37 @@ impl<'a> Held<'a> {
         if self.has_set_fq(index) && root.fq_at(true) != FqAt::Own {
             // Another program replaced it: nothing is left to undo.
             self.entries.fq.retain(|changed| changed.index != index);
+            self.claims.remove(&index);
             self.note();
         }
         let words = match root.fq_at(self.has_set_fq(index)) {
-            FqAt::Own => "set by paced".to_owned(),
-            FqAt::Left => {
+            FqAt::Own => {
+                self.claim(index);
+                "set by paced".to_owned()
+            }
+            FqAt::Left if self.claim(index) => {
                 self.must_remove_fq(device, index);
                 "set by paced before".to_owned()
             }
+            FqAt::Left => "it was there, set by another paced".to_owned(),
             FqAt::Others => "it was there".to_owned(),
             FqAt::Below => format!("below {}, it was there", root.kind()),
             FqAt::Nowhere => {
                 qdisc::set_fq(device, index, root)?;
+                self.claim(index);
                 self.must_remove_fq(device, index);
                 format!("in place of {}", root.kind())
             }
         };
         Ok(How { words, outlives_the_monitor: true })
+    }
+
+    /// Claims the `fq` of a device. Returns whether no other live monitor has: the kernel frees a claim when its process ends, however it ends.
+    fn claim(&mut self, index: u32) -> bool {
+        self.claims.contains_key(&index)
+            || SocketAddr::from_abstract_name(format!("paced-fq-{index}"))
+                .and_then(|name| UnixDatagram::bind_addr(&name))
+                .is_ok_and(|claim| self.claims.insert(index, claim).is_none())
     }
 
     fn must_remove_fq(&mut self, device: &str, index: u32) {
@@ -437,6 +459,19 @@ mod tests {
             assert_eq!(again.words, if is_taken_over { "set by paced" } else { words });
             assert_eq!(ledger.read().unwrap().fq.len(), usize::from(is_taken_over), "once");
         }
+    }
+
+    #[test]
+    fn an_fq_of_another_live_paced_is_not_taken_over() {
+        let roots = BTreeMap::from([(INDEX - 1, Root::of("fq", 0x70ac_0000))]);
+        let (plan, ledgers) = (plan(), [(); 2].map(|()| Ledger::new().unwrap()));
+        let [mut first, mut second] = ledgers.each_ref().map(|ledger| Held::inherit(&plan, ledger));
+        first.set_fq("eth0", Some(INDEX - 1), &roots).unwrap();
+        let how = second.set_fq("eth0", Some(INDEX - 1), &roots).unwrap();
+        assert_eq!((&*how.words, second.has_set_fq(INDEX - 1)), ("it was there, set by another paced", false));
+        drop(first);
+        second.set_fq("eth0", Some(INDEX - 1), &roots).unwrap();
+        assert!(second.has_set_fq(INDEX - 1), "the first has ended");
     }
 
     #[test]

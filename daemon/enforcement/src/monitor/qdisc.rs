@@ -1,6 +1,6 @@
 //! Queueing disciplines, set over netlink (rtnetlink(7)).
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::OnceLock};
 
 use anyhow::{Result, bail};
 use bpf::{Availability, Finding};
@@ -103,6 +103,10 @@ fn kind_of(attributes: &[TcAttribute]) -> Option<&str> {
     })
 }
 
+/// What the kernel says about `fq`, found once: it may take a search of megabytes, and a monitor asks each second. Once a module is loaded,
+/// nobody asks.
+static FOUND: OnceLock<Finding> = OnceLock::new();
+
 /// Makes `fq` the root of a device, in place of the kernel's default `before`.
 pub(super) fn set_fq(device: &str, index: u32, before: &Root) -> Result<()> {
     before.yields(device)?;
@@ -115,7 +119,7 @@ pub(super) fn set_fq(device: &str, index: u32, before: &Root) -> Result<()> {
         netlink
             .change(wanted, NLM_F_CREATE | NLM_F_REPLACE)
             .await
-            .map_err(|error| refused(device, error, bpf::probe_fq))
+            .map_err(|error| refused(device, error, || FOUND.get_or_init(bpf::probe_fq).clone()))
     })
 }
 
