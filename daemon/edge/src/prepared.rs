@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
+    net::SocketAddr,
     pin::Pin,
     sync::Arc,
 };
@@ -20,8 +21,8 @@ use super::{
 /// Local addresses that can be served: their files could be used and their sockets bound.
 pub struct PreparedAddresses {
     pub(super) places: Vec<Place>,
-    /// Why local addresses stay as they are, although their files have changed.
-    pub kept: Vec<String>,
+    /// The local addresses that stay as they are although their files have changed, and why.
+    pub kept: Vec<(SocketAddr, String)>,
     /// The terms of the configuration's paths, by name.
     pub(super) terms: BTreeMap<String, PathTerms>,
 }

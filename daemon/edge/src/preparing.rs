@@ -49,7 +49,8 @@ impl Edge {
             let (Some(place), Some(ConnectError::Token { .. })) = (place, error.downcast_ref()) else {
                 return Err(error);
             };
-            kept.push(format!("{} at {}: {error:#}", wanted.name(), wanted.listen()));
+            let listen = wanted.listen();
+            kept.push((listen, format!("{} at {listen}: {error:#}", wanted.name())));
             Ok(Place::Same(place))
         })?;
         Ok(PreparedAddresses { kept, ..prepared })

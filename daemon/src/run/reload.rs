@@ -162,26 +162,35 @@ impl Daemon {
     pub(super) async fn read_files_again(&mut self, open: &mut Open) {
         let config = self.config.clone();
         let prepared = self.prepare_again(&config, open).await;
-        let outcome = prepared.map_err(|error| format!("{error:#}")).and_then(|mut prepared| {
+        let outcome = prepared.map(|mut prepared| {
             let kept = std::mem::take(&mut prepared.entrances.kept);
             if !kept.is_empty() {
-                // Some of the files are not in force: they are read again in a minute, and their certificates are not shown.
+                // Their files are not in force: they are read again in a minute, and their certificates are shown as before.
                 prepared.files.seen = SeenFiles::clone(&self.read.load());
-                prepared.files.certificates.clone_from(&self.certificates);
+                let is_kept = |of: &&Certificate| kept.iter().any(|(listen, _)| *listen == of.address);
+                let before: Vec<_> = self.certificates.iter().filter(is_kept).cloned().collect();
+                prepared.files.certificates.retain(|of| !is_kept(&of));
+                prepared.files.certificates.extend(before);
             }
             self.put_in_force(config, prepared, open);
-            if kept.is_empty() { Ok(()) } else { Err(kept.join("; ")) }
+            kept
         });
-        self.metrics.reloaded(outcome.is_ok());
+        self.metrics.reloaded(outcome.as_ref().is_ok_and(Vec::is_empty));
         match outcome {
-            Ok(()) => {
+            Ok(kept) if !kept.is_empty() => {
+                let partly = "files that the configuration names have changed; some cannot be used";
+                let why: Vec<_> = kept.into_iter().map(|(_, why)| why).collect();
+                tracing::error!("{partly}, and these local addresses stay as they are: {}", why.join("; "));
+                open.control.tell("reload", format!("{partly}: the log says why"));
+            }
+            Ok(_) => {
                 let done = "files that the configuration names have changed, and were read again";
                 tracing::info!("{done}");
                 open.control.tell("reload", done.to_owned());
             }
             Err(error) => {
                 let refused = "files that the configuration names have changed but cannot be used";
-                tracing::error!("{refused}; their earlier contents stay in force: {error}");
+                tracing::error!("{refused}; their earlier contents stay in force: {error:#}");
                 open.control.tell("reload", format!("{refused}: the log says why"));
             }
         }

@@ -206,7 +206,7 @@ async fn a_token_that_cannot_be_read_keeps_the_changed_files_of_no_other_address
     assert!(edge.prepare(&wanting(&forwards)).is_err(), "a reload is refused");
     let prepared = edge.prepare_again(&wanting(&forwards)).unwrap();
     assert!(matches!(prepared.places[..], [Place::Same(0), Place::Other(_)]));
-    let [why] = &prepared.kept[..] else { panic!("{:?}", prepared.kept) };
+    let [(_, why)] = &prepared.kept[..] else { panic!("{:?}", prepared.kept) };
     assert!(why.contains(&broken.display().to_string()), "{why}");
     edge.serve(prepared, &classes);
     assert_eq!((edge.served.len(), edge.uplinks.len()), (2, 2));
