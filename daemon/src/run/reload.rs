@@ -390,4 +390,54 @@ mod tests {
         assert!(!is_read(&daemon), "another expired certificate is refused");
         fs::remove_dir_all(folder).unwrap();
     }
+
+    #[tokio::test]
+    async fn an_address_whose_token_cannot_be_read_keeps_its_certificate_and_others_get_theirs() {
+        let folder = std::env::temp_dir().join(format!("paced-kept-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let at = |name: &str| folder.join(name).display().to_string();
+        let key = KeyPair::generate().unwrap();
+        let issue = |name: &str, year| {
+            let mut params = CertificateParams::new(vec!["edge.example".into()]).unwrap();
+            params.not_after = date_time_ymd(year, 1, 1);
+            fs::write(at(name), params.self_signed(&key).unwrap().pem()).unwrap();
+        };
+        fs::write(at("client.key"), key.serialize_pem()).unwrap();
+        let mut text = format!("state_dir = \"{}\"\n[control]\nsocket = \"{}\"\n", at(""), at("control.sock"));
+        for (host, name) in [(2, "broken"), (3, "other")] {
+            issue(&format!("{name}.pem"), 4000);
+            fs::write(at(name), "token").unwrap();
+            // A port that is free: the configuration takes no 0.
+            let listen =
+                std::net::UdpSocket::bind(SocketAddr::from(([127, 0, 0, host], 0))).unwrap().local_addr().unwrap();
+            // Nothing answers at the relay's address, which is for documentation (RFC 5737).
+            text += &format!(
+                "[[forward]]\nlisten = \"{listen}\"\ntarget = \"a.example:2\"\n\
+                 relay = \"https://192.0.2.1/{{target_host}}/{{target_port}}/\"\ntoken_file = \"{}\"\n\
+                 client_certificate = \"{}\"\nclient_key = \"{}\"\n",
+                at(name),
+                at(&format!("{name}.pem")),
+                at("client.key")
+            );
+        }
+        let config = Config::from_toml(&text).unwrap();
+        let (mut daemon, mut open, _wishes) = start(config, &folder.join("paced.toml")).await;
+        let expiries = |daemon: &Daemon| {
+            let mut all: Vec<_> = daemon.certificates.iter().map(|of| (of.address, of.expires)).collect();
+            all.sort_unstable();
+            all.into_iter().map(|(_, expires)| expires).collect::<Vec<_>>()
+        };
+        let before = expiries(&daemon);
+        fs::write(at("broken"), "two words").unwrap();
+        ["broken.pem", "other.pem"].into_iter().for_each(|file| issue(file, 4001));
+        let is_read = |daemon: &Daemon| **daemon.read.load() == SeenFiles::of(&daemon.config);
+        daemon.read_files_again(&mut open).await;
+        let now = expiries(&daemon);
+        assert!((now[0], now[1] > before[1]) == (before[0], true), "{before:?} {now:?}");
+        assert!(!is_read(&daemon), "it is tried again");
+        fs::write(at("broken"), "token").unwrap();
+        daemon.read_files_again(&mut open).await;
+        assert!(expiries(&daemon)[0] > before[0] && is_read(&daemon));
+        fs::remove_dir_all(folder).unwrap();
+    }
 }
