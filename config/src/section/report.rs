@@ -94,7 +94,7 @@ impl Report<'_> {
         self.errors.borrow_mut().push((Error { file, part, line, column, key, problem }, from));
     }
 
-    /// Returns the errors without those that only follow from others.
+    /// Returns the errors, except for each error that only follows from another one.
     pub(super) fn into_errors(self) -> Vec<Error> {
         let (errors, doubts) = (self.errors.into_inner(), self.doubts.into_inner());
         let is_own = |(error, from): &&(Error, Vec<SectionKey>)| {

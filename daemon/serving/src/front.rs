@@ -348,6 +348,7 @@ mod tests {
             assert!(answer.starts_with("HTTP/1.1 401 ") && answer.ends_with("}}"), "{answer}");
         }
     }
+
     #[tokio::test]
     async fn a_client_that_sends_all_of_a_body_that_is_too_large_reads_the_refusal() {
         let body = vec![b'x'; 8 << 20];

@@ -6,7 +6,7 @@
 //! | the request cannot be read, or names an unknown model | an error of the API, 400 to 415 |
 //! | the client goes away | nothing; the engine's request ends as well |
 //! | an engine fails before its first token passes | the answer of another engine; if there is none, 502 or 504 |
-//! | the engines report within their events, before the first token, or in a whole answer that they refuse the request | the last engine's error, 400 to 499 |
+//! | the engines refuse the request with an error instead of an answer: in their events before the first token, or as a whole answer | the last engine's error, 400 to 499 |
 //! | the engines refuse the request with 403, 404, 405, 408 or 429, or with 503 and `retry-after` | the last engine's answer |
 //! | an engine fails while it answers | an event with the error, if events are streamed, or else 502 |
 //! | more requests than the engines of a model work on, and than may wait | the answer of the alias's next model; if there is none, 429 and `retry-after` |

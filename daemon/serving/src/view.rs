@@ -49,7 +49,7 @@ pub struct AliasView {
     pub shadow: Option<String>,
     /// See [`AliasView::kind`].
     pub shadow_kind: Option<&'static str>,
-    /// The decisions since paced started, or since the alias was added.
+    /// The decisions since paced started, or since the alias, its policy or its shadow changed.
     pub tally: Tally,
 }
 

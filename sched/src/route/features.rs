@@ -86,7 +86,7 @@ fn batches(replicas: usize, survey: &Survey<'_>, input: &mut Vec<f32>) {
         if let Some(loads) = input.get_mut(start..) {
             loads.sort_unstable_by(f32::total_cmp);
         }
-        // A missing replica counts as full, as does one that refuses requests.
+        // A replica that is missing, or refuses requests, counts as full.
         input.resize(start + replicas, 4.0);
     }
 }

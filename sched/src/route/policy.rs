@@ -17,8 +17,8 @@ pub enum RoutingPolicy {
     Fixed(usize),
     /// One replica after the other, whatever its model. Replicas that refuse requests are left out while any takes them.
     RoundRobin,
-    /// The replica with the fewest requests of those that take requests, or else of all. Among equals, the model with the largest reward
-    /// wins.
+    /// The replica that takes requests and has the fewest; if no replica takes any, the one with the fewest. Among equals, the model with
+    /// the largest reward wins.
     LeastLoaded,
     /// The best model that is predicted in time even if its answer took `margin` times as long. If there is none, the
     /// earliest model, provided it is in time; otherwise the cheapest, since a late request should not make others late.

@@ -58,7 +58,8 @@ pub struct EngineLoad {
     pub outstanding_tokens: u64,
     /// How much other engines use of the same GPU, from 0 to 1 each. [`share_groups`] fills it in.
     pub others_utilisation: f64,
-    /// How long the engine still refuses further requests, as it has said or shown; 0 if it takes them. They wait until then.
+    /// How long the engine still refuses further requests, as it has said or shown; 0 if it takes them. Requests wait until it
+    /// does.
     pub closed_ns: u64,
     /// When these numbers were correct.
     pub updated_ns: u64,

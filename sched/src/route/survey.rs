@@ -151,7 +151,7 @@ impl Survey<'_> {
     }
 
     /// Returns which fraction of the largest batch that keeps the limit would be in use with this request; more than 1 is
-    /// too many, as for any batch of an engine that refuses requests.
+    /// too many. An engine that refuses requests has no room for any: the fraction is infinite.
     pub fn fill(&self, candidate: &Candidate) -> f64 {
         let Some(replica) = self.replica(candidate).filter(|of| !of.load.is_closed()) else { return f64::INFINITY };
         let within = replica.curve.batch_within(self.per_token_limit_ns(), replica.load.others_utilisation);

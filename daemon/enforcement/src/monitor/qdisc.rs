@@ -153,7 +153,7 @@ pub(super) fn roots() -> Result<BTreeMap<u32, Root>> {
 const INGRESS_HOOK: u32 = 0xffff_fff2;
 const EGRESS_HOOK: u32 = 0xffff_fff3;
 
-/// The place of a filter among those that process a device's outgoing packets.
+/// The place of a filter among all filters for a device's outgoing packets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum FilterPlace {
     /// There is no such filter.

@@ -27,7 +27,7 @@ type Row = (&'static str, &'static str, fn(&EngineStatus) -> i64);
 const ROWS: [Row; 5] = [
     (
         "gateway_engine_usable",
-        "Whether an engine gets requests, or will once it takes them again: 1 if it does",
+        "Whether an engine gets requests: 1 if it does, also while it refuses new ones for its load",
         |of| i64::from(!matches!(of.health, EngineHealth::Ejected { .. } | EngineHealth::Down)),
     ),
     (

@@ -49,7 +49,7 @@ struct PolicyRouter {
     replicas: Vec<Replica>,
 }
 
-/// The decisions of an alias's policy since there is a gateway with this policy and shadow of the alias, however often it was reloaded.
+/// The decisions about an alias. The counts continue over reloads, until its policy or its shadow changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// All decisions.

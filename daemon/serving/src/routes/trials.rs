@@ -1,8 +1,9 @@
 //! Single requests to a model that would get none, because its engines were once too slow.
 //!
 //! An alias's policy chooses by predictions. A model that is predicted late gets no request with a deadline. If all requests have one and
-//! none names the model, nothing shows that its engines have become faster. Policies themselves do not try models: they are functions of what is known, and the simulations in
-//! which they are compared, tuned and trained have engines whose speed does not change. So the gateway tries them.
+//! none names the model, nothing shows that its engines have become faster. Policies themselves do not try models: they are functions of
+//! what is known, and the simulations in which they are compared, tuned and trained have engines whose speed does not change. So the
+//! gateway tries them.
 
 use sched::route::{Cost, Curve, ModelChoice, Prediction, Reason, Replica, RoutedRequest, Slo, State};
 
@@ -58,9 +59,9 @@ impl SpeedTrials {
         }
     }
 
-    /// Begins a trial in place of a policy's choice, if one is due, and returns the engine: idle, long unheard of, and of one of the models
-    /// `open` that has no engine that is predicted in time and is better than the chosen one, or another one if that is late as well.
-    /// `refuses_late` says whether the class of the request refuses requests that are late.
+    /// Begins a trial in place of a policy's choice, if one is due, and returns the engine. The engine is idle and long unheard of. Its model
+    /// is one of `open`, has no engine that is predicted in time, and is better than the chosen model; if the chosen model is late as well,
+    /// it may be any other. `refuses_late` says whether the class of the request refuses requests that are late.
     pub fn begin(
         &mut self,
         (choice, request): (&ModelChoice, &RoutedRequest),
