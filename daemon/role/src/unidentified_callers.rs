@@ -54,14 +54,19 @@ impl<T> UnidentifiedCallers<T> {
         self.counts.get(&place(address)).copied().unwrap_or(0)
     }
 
+    /// Whether there are so many callers of the same place that a further one can only replace one of them.
+    #[must_use]
+    pub fn is_full_at(&self, address: IpAddr) -> bool {
+        self.count_at(address) >= self.most_from_one
+    }
+
     /// Returns the index of the caller that makes room for another one of a place; `None` if there is room.
     fn crowded(&self, place: IpAddr) -> Option<usize> {
-        let count = |place: &IpAddr| self.counts.get(place).copied().unwrap_or(0);
-        let crowded = if count(&place) >= self.most_from_one {
+        let crowded = if self.is_full_at(place) {
             place
         } else if self.inside.len() >= self.most {
             // Of several places, the one whose caller came first.
-            self.inside.iter().rev().map(|(_, place, _)| *place).max_by_key(count)?
+            self.inside.iter().rev().map(|(_, place, _)| *place).max_by_key(|place| self.count_at(*place))?
         } else {
             return None;
         };

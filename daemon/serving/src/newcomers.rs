@@ -3,8 +3,8 @@
 //!
 //! A client has a while to show it, in which nothing evicts it; else, of many honest clients that connect at once, only the last ones would
 //! be served. Without room, and without a client that may be evicted, a further one waits in the line of its address. The next client comes
-//! from the line of the address with the fewest newcomers, so that a long line holds up no other; of several such lines, the client comes
-//! that has waited longest, so that many addresses hold up a further one only for a while.
+//! from the line of the address with the fewest newcomers, so that a long line holds up no other. If there are several such lines, the
+//! client that has waited longest comes, so that many addresses hold up a further one only for a while.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -37,8 +37,6 @@ type LetIn = (u64, oneshot::Receiver<Infallible>);
 struct NewcomersNow {
     /// Since when each is one. Dropping a client's sender makes the client leave.
     inside: UnidentifiedCallers<(Instant, oneshot::Sender<Infallible>)>,
-    /// The maximum of these from one place.
-    most_from_one: usize,
     /// The clients that wait, by their places, with their numbers in the order in which they came.
     lines: BTreeMap<IpAddr, VecDeque<(u64, oneshot::Sender<LetIn>)>>,
     /// How many clients have waited so far.
@@ -64,11 +62,10 @@ pub(crate) struct Eviction {
 impl NewcomersNow {
     /// Lets clients in that wait, as far as there is room or newcomers may be evicted.
     fn settle(&mut self) {
-        let Self { inside, lines, most_from_one, .. } = self;
+        let Self { inside, lines, .. } = self;
         let (mut is_tried, mut is_full): (Vec<IpAddr>, _) = (Vec::new(), false);
         loop {
-            let may_enter =
-                |place: &IpAddr| !is_tried.contains(place) && (!is_full || inside.count_at(*place) >= *most_from_one);
+            let may_enter = |place: &IpAddr| !is_tried.contains(place) && (!is_full || inside.is_full_at(*place));
             let next = lines
                 .iter()
                 .filter(|(place, _)| may_enter(place))
@@ -80,7 +77,7 @@ impl NewcomersNow {
             let Some((number, _evicted)) = inside.enter_if(place, (now, stay), |(since, _)| now - *since >= GRACE)
             else {
                 // Others then have no room either, except by the eviction of a client of their own place.
-                is_full |= inside.count_at(place) < *most_from_one;
+                is_full |= !inside.is_full_at(place);
                 is_tried.push(place);
                 continue;
             };
@@ -110,12 +107,12 @@ impl Newcomers {
     pub(crate) fn new(max_connections: usize, most_from_one: usize) -> Arc<Self> {
         let most = (max_connections / 2).clamp(1, MOST);
         let inside = UnidentifiedCallers::new(most, most_from_one);
-        Arc::new(Self(Mutex::new(Some(NewcomersNow { inside, most_from_one, lines: BTreeMap::new(), came: 0 }))))
+        Arc::new(Self(Mutex::new(Some(NewcomersNow { inside, lines: BTreeMap::new(), came: 0 }))))
     }
 
     /// Adds a client from an address as soon as there is room, or another one may be evicted. Returns `None` if the listener has ended, or
-    /// if more clients wait than the listener has `free_places`, and this one is the newest of the address from which most do: clients that
-    /// wait hold places themselves, and must not keep others out.
+    /// if more clients wait than the listener has `free_places`, and this one is the newest client in the longest line: clients that wait
+    /// hold places themselves, and must not keep others out.
     pub(crate) async fn enter(self: &Arc<Self>, from: IpAddr, free_places: usize) -> Option<(Arc<Newcomer>, Eviction)> {
         let (enters, entered) = oneshot::channel();
         {
