@@ -431,6 +431,11 @@ impl Replica {
         self.closing.lock().left_ns(now_ns)
     }
 
+    /// Whether it gets no new requests now, because it refused one for its load.
+    fn is_closed(&self, now_ns: u64) -> bool {
+        self.closed_ns(now_ns) > 0
+    }
+
     /// Whether it gets requests, and why not.
     fn verdict(&self, now_ns: u64) -> EngineHealth {
         match (self.health.verdict(now_ns), self.closed_ns(now_ns)) {

@@ -198,8 +198,8 @@ impl Routes {
     }
 
     /// Decides which model answers a request; the answer reaches the client over `path`. `None` if every model that may answer has only
-    /// failed engines. The policy of its alias decides about a request with limits. A request without limits goes to the best model
-    /// with room, or else to the model with the fewest waiting requests, unless the policy balances engines.
+    /// failed engines. The policy of its alias decides about a request with limits. A request without limits goes to the best model with
+    /// room, or else to a model whose engines take requests, the one with the fewest waiting, unless the policy balances engines.
     pub fn route(&self, asked: RouteQuery<'_>, wanted: &Wanted, path: ClientPath) -> Option<Route> {
         let now_ns = (self.now_ns)();
         let mut known = self.state.lock();
@@ -303,8 +303,8 @@ impl Routes {
         self.worths.get(model).copied().unwrap_or_default()
     }
 
-    /// Returns the model with the largest reward that has room, or else the model with the fewest waiting requests, if possible one that
-    /// takes requests.
+    /// Returns the model with the largest reward that has room. If there is none, returns the model with the fewest waiting requests; models
+    /// whose engines all refuse requests come last.
     fn with_room(&self, models: &[usize]) -> Option<usize> {
         let engines = |model: &usize| self.engines.get(*model);
         let with_room = models.iter().filter(|model| engines(model).is_some_and(|engines| engines.has_room()));
@@ -385,12 +385,12 @@ impl Known {
         for (engines, first) in engines.iter().zip(&self.first) {
             // Waiting requests of a model count for its usable engines in equal parts.
             let (waiting, waiting_tokens) = engines.waiting_each();
-            let loads = (0..).zip(engines.loads().into_iter().zip(engines.others()));
+            let loads = engines.loads().into_iter().zip(engines.closed_each_ns()).zip(engines.others());
             let replicas = self.replicas.iter_mut().zip(&self.flights).skip(*first);
-            for ((replica, flights), (place, ((in_flight, is_usable), reported))) in replicas.zip(loads) {
+            for ((replica, flights), (((in_flight, is_usable), closed_ns), reported)) in replicas.zip(loads) {
                 let others = reported.unwrap_or_default();
                 replica.usable = is_usable;
-                replica.load.closed_ns = engines.closed_ns(place);
+                replica.load.closed_ns = closed_ns;
                 replica.load.running = in_flight.saturating_add(others.running);
                 replica.load.waiting = waiting.saturating_add(others.waiting);
                 // An engine's report does not contain the lengths of answers.

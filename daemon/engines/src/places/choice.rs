@@ -42,8 +42,7 @@ impl State {
         let known = sent_to.find(|engine| self.affinity.keeps_prompts(*engine, prefix.user));
         let most = self.load(&self.replicas[least], now_ns).saturating_add(affinity::slack(most_in_flight));
         let has_room = |at: &usize| {
-            let has_room =
-                |replica: &Replica| replica.has_room(most_in_flight, now_ns) && replica.closed_ns(now_ns) == 0;
+            let has_room = |replica: &Replica| replica.has_room(most_in_flight, now_ns) && !replica.is_closed(now_ns);
             !tried.contains(at) && self.replicas.get(*at).is_some_and(has_room)
         };
         let is_good = |known: &usize| has_room(known) && self.load(&self.replicas[*known], now_ns) <= most;
@@ -63,7 +62,7 @@ impl State {
     /// requests for its load comes last; other requests wait until it takes them.
     pub(super) fn least_busy(&self, most_in_flight: u32, tried: &[usize], now_ns: u64) -> Option<usize> {
         let free = self.replicas.iter().enumerate().filter_map(|(place, replica)| {
-            let is_closed = replica.closed_ns(now_ns) > 0;
+            let is_closed = replica.is_closed(now_ns);
             let is_free = replica.has_room(most_in_flight, now_ns) && !tried.contains(&place);
             (is_free && !(is_closed && tried.is_empty())).then(|| (is_closed, self.load(replica, now_ns), place))
         });

@@ -30,8 +30,7 @@ impl Engines {
         let (now_ns, state) = ((self.now_ns)(), self.state.lock());
         let usable = state.replicas.iter().filter(|replica| replica.is_usable(now_ns));
         let (engines, in_flight) = usable.fold((0, 0), |(engines, sum), replica| {
-            let is_closed = replica.closed_ns(now_ns) > 0;
-            (engines + 1, sum + if is_closed { self.most_in_flight } else { replica.work.in_flight() })
+            (engines + 1, sum + if replica.is_closed(now_ns) { self.most_in_flight } else { replica.work.in_flight() })
         });
         let most = u64::from(self.most_in_flight) * engines;
         let load = (u64::from(in_flight) + state.queue.len() as u64) * u64::from(FULL_PERMILLE);
@@ -58,6 +57,13 @@ impl Engines {
     pub fn closed_ns(&self, replica: usize) -> u64 {
         let (now_ns, state) = ((self.now_ns)(), self.state.lock());
         state.replicas.get(replica).map_or(0, |replica| replica.closed_ns(now_ns))
+    }
+
+    /// Returns for how many nanoseconds each engine still gets no new requests, as [`Engines::closed_ns`].
+    #[must_use]
+    pub fn closed_each_ns(&self) -> Vec<u64> {
+        let (now_ns, state) = ((self.now_ns)(), self.state.lock());
+        state.replicas.iter().map(|replica| replica.closed_ns(now_ns)).collect()
     }
 
     /// Returns the state of each engine.
@@ -115,7 +121,7 @@ impl Engines {
     pub fn is_closed(&self) -> bool {
         let (now_ns, state) = ((self.now_ns)(), self.state.lock());
         let mut usable = state.replicas.iter().filter(|replica| replica.is_usable(now_ns));
-        usable.all(|replica| replica.closed_ns(now_ns) > 0)
+        usable.all(|replica| replica.is_closed(now_ns))
     }
 
     /// Returns how many requests wait.
@@ -130,7 +136,7 @@ impl Engines {
     pub fn waiting_each(&self) -> (u32, u64) {
         let (now_ns, state) = ((self.now_ns)(), self.state.lock());
         let usable = || state.replicas.iter().filter(|replica| replica.is_usable(now_ns));
-        let engines = match usable().filter(|replica| replica.closed_ns(now_ns) == 0).count() {
+        let engines = match usable().filter(|replica| !replica.is_closed(now_ns)).count() {
             0 => usable().count(),
             open => open,
         };

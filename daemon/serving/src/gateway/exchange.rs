@@ -89,31 +89,6 @@ impl Exchange {
         }
     }
 
-    /// Returns how many bytes the body has at least, as the head of a request over TCP says.
-    pub(super) fn least_bytes(&self) -> u64 {
-        match self {
-            Self::Stream(_) => 0,
-            Self::Tcp(tcp) => tcp.least_bytes(),
-        }
-    }
-
-    /// Returns the next piece of the body; `None` at its end. Over HTTP/1.1, a client that expects 100 (Continue) gets it now.
-    pub(super) async fn piece(&mut self) -> Result<Option<Bytes>, Unread> {
-        match self {
-            Self::Stream(request) => loop {
-                return match request.recv.part().await {
-                    Ok(Some(Part::Data(piece))) => Ok(Some(piece)),
-                    Ok(Some(_)) => continue,
-                    Ok(None) => Ok(None),
-                    // After an error of the stream alone, the client can still receive an answer.
-                    Err(Error::Protocol(error)) if error.answer().is_some() => Err(Unread::Malformed),
-                    Err(_) => Err(Unread::Gone),
-                };
-            },
-            Self::Tcp(tcp) => tcp.piece().await,
-        }
-    }
-
     /// Begins the answer.
     pub(super) async fn respond(&mut self, head: &ResponseHead) -> Result<(), Gone> {
         match self {
@@ -252,11 +227,28 @@ async fn while_leaving<B: Departing, T>(
 
 impl BodySource for Exchange {
     fn least_bytes(&self) -> u64 {
-        Self::least_bytes(self)
+        match self {
+            // Its bytes are only counted as they arrive.
+            Self::Stream(_) => 0,
+            Self::Tcp(tcp) => tcp.least_bytes(),
+        }
     }
 
-    fn piece(&mut self) -> impl Future<Output = Result<Option<Bytes>, Unread>> + Send {
-        Self::piece(self)
+    /// Over HTTP/1.1, a client that expects 100 (Continue) gets it now.
+    async fn piece(&mut self) -> Result<Option<Bytes>, Unread> {
+        match self {
+            Self::Stream(request) => loop {
+                return match request.recv.part().await {
+                    Ok(Some(Part::Data(piece))) => Ok(Some(piece)),
+                    Ok(Some(_)) => continue,
+                    Ok(None) => Ok(None),
+                    // After an error of the stream alone, the client can still receive an answer.
+                    Err(Error::Protocol(error)) if error.answer().is_some() => Err(Unread::Malformed),
+                    Err(_) => Err(Unread::Gone),
+                };
+            },
+            Self::Tcp(tcp) => tcp.piece().await,
+        }
     }
 }
 
