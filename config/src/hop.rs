@@ -1,7 +1,6 @@
 //! The edge role: relays through which other relays are reached, so that none of them knows both ends.
 
 use crate::{
-    error::Problem,
     path::PathSettings,
     policy::Policy,
     section::Section,
@@ -26,9 +25,7 @@ pub struct Hop {
 pub(crate) fn read<'a>(root: &mut Section<'a>, policy: &Policy) -> (Vec<Hop>, Vec<&'a str>) {
     let mut sections = root.named_sections("hop", None);
     if sections.len() > MAX_HOPS {
-        let cause = "there are more than 16 hops";
-        root.refuse_by("hop", Problem::Contradiction { cause, remedy: "remove some" }, Vec::new());
-        root.doubt("hop");
+        root.refuse_excess("hop", "there are more than 16 hops", "remove some");
         sections.truncate(MAX_HOPS);
     }
     let hops = sections.names();

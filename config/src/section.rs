@@ -242,6 +242,12 @@ impl<'a> Section<'a> {
         self.report.add(offset, self.path_of(key), problem, from);
     }
 
+    /// Refuses more sections below `key` than there may be. Which names they have is then in doubt.
+    pub(crate) fn refuse_excess(&self, key: &'static str, cause: &'static str, remedy: &'static str) {
+        self.refuse_by(key, Problem::Contradiction { cause, remedy }, Vec::new());
+        self.doubt(key);
+    }
+
     /// Refuses `key` where it has no meaning because of the values of `by`, and omits it when writing. Call it before asking for
     /// the key.
     pub(crate) fn refuse_unless(

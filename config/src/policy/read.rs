@@ -29,16 +29,14 @@ pub(crate) fn read(root: &mut Section<'_>) -> Policy {
     });
     if schedules.len() > MAX_SCHEDULES {
         let cause = "there are more than 64 schedules with names";
-        root.refuse_by("schedule", Problem::Contradiction { cause, remedy: "merge some of them" }, Vec::new());
-        root.doubt("schedule");
+        root.refuse_excess("schedule", cause, "merge some of them");
         schedules.truncate(MAX_SCHEDULES);
     }
     let schedules: BTreeMap<_, _> = schedules.into_iter().collect();
     let mut sections = root.named_sections("class", Some(DEFAULT));
     if sections.len() > MAX_CLASSES {
         let cause = "there are more than 255 classes, including \"default\"";
-        root.refuse_by("class", Problem::Contradiction { cause, remedy: "merge some of them" }, Vec::new());
-        root.doubt("class");
+        root.refuse_excess("class", cause, "merge some of them");
         sections.truncate(MAX_CLASSES);
     }
     let names = sections.names();

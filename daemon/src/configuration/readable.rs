@@ -46,7 +46,7 @@ impl FileUser {
 /// Whether every user of this machine can read a file, as far as its mode tells.
 #[must_use]
 pub fn is_public(file: &Path) -> bool {
-    fs::metadata(file).is_ok_and(|about| about.mode() & 4 != 0)
+    fs::metadata(file).is_ok_and(|about| state::is_public(&about))
 }
 
 #[cfg(test)]

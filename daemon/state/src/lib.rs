@@ -80,7 +80,9 @@ pub fn read_private(file: &Path) -> io::Result<Vec<u8>> {
     fs::read(file)
 }
 
-fn is_public(about: &Metadata) -> bool {
+/// Whether every user of this machine can read a file, as far as its mode tells.
+#[must_use]
+pub fn is_public(about: &Metadata) -> bool {
     about.mode() & 0o004 != 0
 }
 
