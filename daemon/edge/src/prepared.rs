@@ -1,4 +1,4 @@
-//! What is made of local addresses before they are served, and what is kept of each that is.
+//! What is made of a local address before it is served, and what is kept of it while it is served.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

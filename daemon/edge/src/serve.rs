@@ -39,8 +39,8 @@ use super::{
     roster::LocalEntrance,
 };
 
-/// The maximum size of all bodies that wait for the beginnings of their answers at one local address: twice a gateway's default, because
-/// programs without keys are one holder, which several bodies of it may fill by half.
+/// How many bytes all bodies at one local address may have while they wait for the beginnings of their answers: twice a gateway's default.
+/// Programs without keys count as one holder, and several bodies of one holder may take half of it.
 const BODIES_BYTES: usize = 512 << 20;
 
 /// A local address, and its connected clients.

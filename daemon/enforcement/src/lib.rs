@@ -364,6 +364,7 @@ mod tests {
             assert_eq!(left_without_devices(None), [before.permitted, before.effective]);
         }
     }
+
     #[test]
     fn a_part_that_the_monitor_set_up_again_is_counted() {
         let tables = Arc::<Tables>::default();

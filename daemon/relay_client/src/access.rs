@@ -89,7 +89,7 @@ impl TokenSource {
     /// Reads the token for an attempt to connect.
     ///
     /// # Errors
-    /// It cannot be read, or not within ten seconds; or it is not a valid token.
+    /// It cannot be read in time ([`ReadingTurn::read`] says how long it may take), or it is not a valid token.
     pub(crate) async fn read(&self, turn: &ReadingTurn) -> Result<Arc<str>, ConnectError> {
         self.parse(match self {
             Self::File(path) => turn.read(path).await.map_err(TokenError::from),

@@ -428,12 +428,14 @@ mod tests {
         let short = abridged(&long);
         assert!(short.starts_with("beginé") && short.ends_with("éend") && short.len() < 3_000);
     }
+
     #[test]
     fn a_part_is_told_with_the_kernels_reason_but_without_its_explanation() {
         let refused = "without CAP_PERFMON: Permission denied (os error 13). Verifier output: 0: R1=ctx()\n1: r2";
         assert_eq!(first_line(refused), "without CAP_PERFMON: Permission denied (os error 13)");
         assert_eq!(first_line("one"), "one");
     }
+
     /// A device of this index is not there, so nothing is undone at the end.
     const INDEX: u32 = 0x7fff_fff0;
 

@@ -355,6 +355,7 @@ mod tests {
             assert_eq!((root.is_fq_of_paced(), root.yields("eth0").is_ok()), (is_of_paced, yields), "{root:?}");
         }
     }
+
     fn message(parent: TcHandle, handle: u16, attributes: Vec<TcAttribute>) -> TcMessage {
         let mut message = TcMessage::with_index(7);
         message.header.parent = parent;
