@@ -5,6 +5,7 @@ use std::{
     io,
     net::{SocketAddr, TcpListener},
     sync::Arc,
+    time::Duration,
 };
 
 use config::serve::Serve;
@@ -376,6 +377,11 @@ impl GatewayAccess for ToGateways {
         if self.accesses.len() > 1 {
             self.failed(asked.counted.place);
         }
+    }
+
+    fn next_attempt_in(&self) -> Option<Duration> {
+        // `None` is less than any time: a gateway that is within reach, or that is being connected to, needs no wait.
+        self.accesses.iter().map(|access| access.uplink.next_attempt_in()).min().flatten()
     }
 
     fn accepted(&self, asked: &RequestAtGateway) {

@@ -1,5 +1,7 @@
 //! Errors in the form of the OpenAI API: each with its status, its code, and when to try again.
 
+use std::time::Duration;
+
 use bytes::{Bytes, BytesMut};
 use masque::request::Refusal;
 use serde_json::json;
@@ -100,9 +102,14 @@ pub enum OpenAiError {
     /// HTTP/3 cannot carry the head of the request, with the reason.
     #[error("the head of the request cannot be sent to a gateway: {0}")]
     Head(&'static str),
-    /// No gateway can be reached, with the reason.
-    #[error("no gateway can be reached: {0}")]
-    NoGateway(String),
+    /// No gateway can be reached.
+    #[error("no gateway can be reached: {why}")]
+    NoGateway {
+        /// The reason.
+        why: String,
+        /// The time after which a gateway may be within reach, as far as is known, in seconds.
+        retry_after_s: u32,
+    },
     /// No model can meet the deadline.
     #[error("no model can answer within the deadline; allow more time, or try again later")]
     Late {
@@ -129,11 +136,24 @@ pub enum OpenAiError {
 /// The seconds after which a client may try again, if no better time is known.
 const RETRY_AFTER_S: u32 = 1;
 
+/// The longest time after which a client of an edge without a gateway is asked to try again: a gateway may come within reach earlier than
+/// the edge's next attempt to connect is due.
+const NO_GATEWAY_MOST_S: u32 = 60;
+
 impl OpenAiError {
     /// Returns the error of a request that names a model that does not exist.
     #[must_use]
     pub fn unknown_model(name: &str) -> Self {
         Self::UnknownModel(excerpt(name).to_owned())
+    }
+
+    /// Returns the error of a request for which no gateway can be reached, and the reason `why`. `next_attempt` is the time until an edge
+    /// next attempts to connect to one, if that is known; clients are told the next full second of it, within 1 and 60 s.
+    #[must_use]
+    pub fn no_gateway(why: impl Into<String>, next_attempt: Option<Duration>) -> Self {
+        let wait = next_attempt.unwrap_or_default().min(Duration::from_secs(NO_GATEWAY_MOST_S.into()));
+        let wait_s = wait.as_secs_f64().ceil() as u32;
+        Self::NoGateway { why: why.into(), retry_after_s: wait_s.max(RETRY_AFTER_S) }
     }
 
     /// Returns the error of a request for a model that the relay in front of the gateway refuses because of its limits; `None` if it
@@ -168,7 +188,7 @@ impl OpenAiError {
             | Self::MonthUsed { .. }
             | Self::RelayLimit { .. }
             | Self::BytesUsed { .. } => 429,
-            Self::NoEngine | Self::OutOfReach { .. } | Self::NoGateway(_) | Self::Late { .. } => 503,
+            Self::NoEngine | Self::OutOfReach { .. } | Self::NoGateway { .. } | Self::Late { .. } => 503,
             Self::Engine(_) | Self::EventTooLong => 502,
             Self::EngineTimeout => 504,
         }
@@ -188,6 +208,7 @@ impl OpenAiError {
             | Self::MonthUsed { retry_after_s }
             | Self::RelayLimit { retry_after_s, .. }
             | Self::BytesUsed { retry_after_s }
+            | Self::NoGateway { retry_after_s, .. }
             | Self::Late { retry_after_s } => Some(*retry_after_s),
             // A request may end at any moment, so no better time is known for the place or the tokens that it takes.
             Self::Crowded
@@ -195,8 +216,7 @@ impl OpenAiError {
             | Self::TooManyRequests
             | Self::TokensReserved
             | Self::NoEngine
-            | Self::OutOfReach { .. }
-            | Self::NoGateway(_) => Some(RETRY_AFTER_S),
+            | Self::OutOfReach { .. } => Some(RETRY_AFTER_S),
             _ => None,
         }
     }
@@ -222,7 +242,7 @@ impl OpenAiError {
             }
             Self::MonthUsed { .. } | Self::BytesUsed { .. } => "insufficient_quota",
             Self::NoEngine | Self::OutOfReach { .. } => "no_engine",
-            Self::NoGateway(_) => "no_gateway",
+            Self::NoGateway { .. } => "no_gateway",
             Self::Late { .. } => "deadline_unreachable",
             Self::Engine(_) => "engine_failed",
             Self::EventTooLong => "event_too_long",
@@ -297,6 +317,23 @@ mod tests {
         let too_many = OpenAiError::TooManyTokens { retry_after_s: 1 };
         let own = [OpenAiError::NoModel, OpenAiError::Key, OpenAiError::TooManyRequests, too_many];
         assert!(!own.iter().any(OpenAiError::is_failure));
+    }
+
+    #[test]
+    fn a_client_without_a_gateway_is_asked_to_wait_for_the_next_attempt_to_connect_within_1_and_60_s() {
+        let ms = Duration::from_millis;
+        let told = |wait| OpenAiError::no_gateway("it is down", wait).retry_after_s();
+        for (wait, expected_s) in [
+            (None, 1),
+            (Some(Duration::ZERO), 1),
+            (Some(ms(1_000)), 1),
+            (Some(ms(1_001)), 2),
+            (Some(ms(7_900)), 8),
+            (Some(ms(60_001)), 60),
+            (Some(Duration::MAX), 60),
+        ] {
+            assert_eq!(told(wait), Some(expected_s), "{wait:?}");
+        }
     }
 
     #[test]

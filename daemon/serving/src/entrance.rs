@@ -256,6 +256,7 @@ impl<W: GatewayAccess> ModelEntrance<W> {
             head.fields.extend(class.class.signal().to_field());
         }
         let (mut tries, mut tried, mut refusal) = (0, Vec::new(), None);
+        let no_gateway = |why: &str| OpenAiError::no_gateway(why, gateways.next_attempt_in());
         let answered = loop {
             tries += 1;
             let head_now = || budgeted(&head, start.elapsed());
@@ -264,7 +265,7 @@ impl<W: GatewayAccess> ModelEntrance<W> {
                 Ok(asked) => asked,
                 Err(NotAsked::Head(why)) => break Err(OpenAiError::Head(why)),
                 Err(_) if self.may_do_better(refusal.as_ref(), &tried) => continue,
-                Err(NotAsked::NoGateway(why)) => break Err(OpenAiError::NoGateway(why)),
+                Err(NotAsked::NoGateway(why)) => break Err(no_gateway(&why)),
             };
             recording.goes(|| gateways.way(&asked.place));
             let is_tried_on = tries < MOST_TRIES || self.may_do_better(refusal.as_ref(), &tried);
@@ -277,8 +278,8 @@ impl<W: GatewayAccess> ModelEntrance<W> {
                     let answered = (answered, answer);
                     if is_good || !self.may_do_better(Some(&answered), &tried) {
                         // A proxy's status for bad credentials; these are the edge's, not the client's.
-                        let refused = || OpenAiError::NoGateway("it does not take this edge's credentials".into());
-                        break if is_refused { Err(refused()) } else { Ok(answered) };
+                        let refused = "it does not take this edge's credentials";
+                        break if is_refused { Err(no_gateway(refused)) } else { Ok(answered) };
                     }
                     // The client gets it if no other gateway has an answer.
                     refusal = if is_refused { refusal } else { Some(answered) };
@@ -286,7 +287,7 @@ impl<W: GatewayAccess> ModelEntrance<W> {
                 // No part of an answer has arrived, so the client cannot get parts of two.
                 Outcome::Lost | Outcome::Silent if is_tried_on => {}
                 Outcome::Lost | Outcome::Silent => {
-                    break Err(OpenAiError::NoGateway("the gateway was lost before it answered".into()));
+                    break Err(no_gateway("the gateway was lost before it answered"));
                 }
             }
         };

@@ -320,15 +320,21 @@ impl Uplink {
         state.usable().next().is_none().then(|| state.failure.clone())
     }
 
+    /// If there is no connection and no attempt to make one is in progress, returns the time until the next attempt, if one is planned. A
+    /// connection that is silent may answer again earlier.
+    #[must_use]
+    pub fn next_attempt_in(&self) -> Option<Duration> {
+        let state = self.state.borrow();
+        let has_none = state.lines.iter().all(|line| line.is_closed());
+        state.next_attempt.filter(|_| has_none).map(|next| next.saturating_duration_since(Instant::now()))
+    }
+
     /// If no connection can take tunnels or requests within `wait`, returns why. A relay of which nothing was heard may come within reach
     /// earlier than the next attempt to connect is due, as this host's addresses change.
     #[must_use]
     pub fn unreached_for(&self, wait: Duration) -> Option<Arc<ConnectError>> {
-        let state = self.state.borrow();
-        let is_late = state.next_attempt.is_some_and(|next| next.saturating_duration_since(Instant::now()) > wait);
-        // A connection that is silent may answer again.
-        let has_none = state.lines.iter().all(|line| line.is_closed());
-        state.failure.clone().filter(|failure| is_late && has_none && !failure.is_unanswered())
+        let is_late = self.next_attempt_in().is_some_and(|next| next > wait);
+        self.state.borrow().failure.clone().filter(|failure| is_late && !failure.is_unanswered())
     }
 
     /// Whether all places are taken and no further connection will soon bring more: a tunnel must end before another can be opened.

@@ -111,18 +111,22 @@ async fn a_client_that_leaves_before_its_request_is_sent_costs_the_gateway_nothi
     assert!(!is_read.into_inner(), "what a head says of the time left is read once there is a connection");
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_request_without_a_connection_is_told_why_and_at_once_if_no_attempt_to_connect_comes_in_time() {
+/// Returns the access to a gateway whose first attempt to connect has failed. The next is due after `backoff` at most, and is never made.
+async fn without_token(backoff: Duration) -> RelayAccess {
     let token = Some(TokenSource::File("/nowhere/token".into()));
     let access = Access { token, ..TestRelay::start(Does::SayNothing, true).access() };
     let endpoint = Endpoint::new(access, Transport::default(), Arc::default(), Schedules::default()).unwrap();
-    let hour = Duration::from_secs(3_600);
-    let uplink = Uplink::new(vec![endpoint], None, (hour, hour), UplinkResources::default());
+    let uplink = Uplink::new(vec![endpoint], None, (backoff, backoff), UplinkResources::default());
     let running = start(&uplink);
     eventually(|| uplink.unreached().flatten().is_some()).await;
-    // Later attempts are due, and are never made.
     running.abort();
-    let access = RelayAccess { uplink, ..unreached() };
+    RelayAccess { uplink, ..unreached() }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_without_a_connection_is_told_why_and_at_once_if_no_attempt_to_connect_comes_in_time() {
+    let hour = Duration::from_secs(3_600);
+    let access = without_token(hour).await;
     let (counters, health) = (access.counters.clone(), Arc::new(Mutex::new(vec![GatewayHealth::default()])));
     let gateways = ToGateways { moved: Arc::default(), accesses: vec![access], health };
     for takes in [Duration::ZERO, ANSWER_TIMEOUT] {
@@ -134,4 +138,22 @@ async fn a_request_without_a_connection_is_told_why_and_at_once_if_no_attempt_to
         tokio::time::sleep(hour).await;
     }
     assert_eq!(counters.tunnels_refused.get(), 0, "no relay has refused it");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_next_attempt_to_connect_is_that_to_the_gateway_that_is_tried_first() {
+    let minute = Duration::from_secs(60);
+    let mut gateways = ToGateways {
+        moved: Arc::default(),
+        accesses: vec![without_token(10 * minute).await, without_token(minute).await],
+        health: Arc::default(),
+    };
+    let next = gateways.next_attempt_in().unwrap();
+    assert!((minute / 2..=minute).contains(&next), "{next:?}");
+    sleep(Duration::from_secs(20)).await;
+    assert_eq!(gateways.next_attempt_in(), Some(next.saturating_sub(Duration::from_secs(20))));
+    sleep(minute).await;
+    assert_eq!(gateways.next_attempt_in(), Some(Duration::ZERO), "it is due");
+    gateways.accesses.push(unreached());
+    assert_eq!(gateways.next_attempt_in(), None, "one was never tried");
 }

@@ -1,6 +1,6 @@
 //! The interface by which an entrance sends requests to a gateway. The edge implements it.
 
-use std::{future::Future, sync::Arc};
+use std::{future::Future, sync::Arc, time::Duration};
 
 use masque::h3::{RequestHead, ResponseHead};
 use quic::{class::Terms, h3::Request};
@@ -72,6 +72,9 @@ pub trait GatewayAccess: Send + Sync + 'static {
 
     /// Completes when a request's path or gateway is silent and another one exists. The edge then sends a request without an answer again.
     fn lost(&self, place: &Self::Place) -> impl Future<Output = ()> + Send;
+
+    /// Returns the time until the next attempt to connect to a gateway, if all are out of reach and it is known.
+    fn next_attempt_in(&self) -> Option<Duration>;
 
     /// Notes that the gateway has accepted a request and works on it.
     fn accepted(&self, place: &Self::Place);

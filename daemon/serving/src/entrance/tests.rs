@@ -140,6 +140,10 @@ impl GatewayAccess for Nowhere {
 
     async fn lost(&self, (): &()) {}
 
+    fn next_attempt_in(&self) -> Option<Duration> {
+        Some(Duration::from_millis(6_001))
+    }
+
     fn accepted(&self, (): &()) {}
 
     fn answered(&self, (): &(), _: Option<&ResponseHead>) {}
@@ -190,6 +194,17 @@ async fn clients_without_a_complete_request_make_room_and_a_client_that_sent_one
         task.await.unwrap();
     }
     assert_eq!(evicted.load(Relaxed), 1);
+}
+
+#[tokio::test]
+async fn a_client_of_an_edge_without_a_gateway_learns_when_the_edge_will_next_attempt_to_connect() {
+    let classes = RequestClasses::new(None, ([127, 0, 0, 1], 80).into());
+    let entrance = ModelEntrance::new(Nowhere::Refused, classes, limits(4, Arc::default()), Arc::default());
+    let request = format!("{}{{}}", REQUEST.replace("host", "connection: close\r\nhost"));
+    let (mut client, _) = begin(&entrance, &request).await;
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 503 ") && answer.contains("\r\nretry-after: 7\r\n"), "{answer}");
 }
 
 #[tokio::test]
@@ -365,6 +380,10 @@ impl GatewayAccess for Pair {
 
     async fn lost(&self, _: &usize) {
         std::future::pending().await
+    }
+
+    fn next_attempt_in(&self) -> Option<Duration> {
+        None
     }
 
     fn accepted(&self, _: &usize) {}
