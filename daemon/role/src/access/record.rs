@@ -147,7 +147,8 @@ impl AccessRecord {
             What::Model(served) => {
                 let engine = served.engine.as_ref().map_or(0, String::len);
                 let way = served.way.as_ref().map_or(0, Way::bytes);
-                size_of::<Served>() + served.class.len() + served.asked.len() + engine + way
+                let named = served.client_request.as_ref().map_or(0, |id| id.len());
+                size_of::<Served>() + named + served.class.len() + served.asked.len() + engine + way
             }
             What::Omitted(omitted) => 24 * omitted.refusals.len(),
         };
@@ -295,6 +296,9 @@ fn add_served<'a>(served: &'a Served, fields: &mut Fields<'a>) {
     let mut add = |key: &'static str, value: Value<'a>| fields.push((key.into(), value));
     let ms = |time: Duration| Value::from(u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
     add("request", served.id.into());
+    if let Some(id) = &served.client_request {
+        add("client_request", (&**id).into());
+    }
     if let Some(user) = &served.user {
         add("user", (&**user).into());
     }
@@ -445,15 +449,16 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_line_of_an_edge_says_which_gateway_got_a_request_and_how_much_it_moved() {
+    fn a_line_of_an_edge_says_how_the_client_calls_a_request_which_gateway_got_it_and_how_much_it_moved() {
         let mut served = Served::begin(7, "chat", None, (([127, 0, 0, 1], 8100).into(), None));
+        served.client_request = Some("r=1".into());
         served.way = Some(Way { relay: "gateway.example:443".into(), path: "".into() });
         (served.moved_bytes, served.status) = (Some((300, 4_000)), Some(200));
         let record = AccessRecord { time: SystemTime::UNIX_EPOCH, what: What::Model(Box::new(served)) };
         assert_eq!(
             record.without_addresses().text(),
-            "model request=7 listener=127.0.0.1:8100 operation=chat relay=gateway.example:443 up_bytes=300 \
-             down_bytes=4000 duration_ms=0 status=200 reason=cancelled"
+            "model request=7 client_request=\"r=1\" listener=127.0.0.1:8100 operation=chat relay=gateway.example:443 \
+             up_bytes=300 down_bytes=4000 duration_ms=0 status=200 reason=cancelled"
         );
     }
 

@@ -20,6 +20,8 @@ pub const UNTAKEN: &str = "untaken";
 pub struct Served {
     /// Its ID among the requests of its gateway, or of its local address at an edge.
     pub id: u64,
+    /// The client's own ID of the request, which it chose freely: visible ASCII, up to 128 bytes. `None` if it named none that is usable.
+    pub client_request: Option<Box<str>>,
     /// The user: the holder of the key that the request showed, or else of the token that its connection showed.
     pub user: Option<Arc<str>>,
     /// The address of the listener, as configured.
@@ -69,6 +71,7 @@ impl Served {
     ) -> Self {
         Self {
             id,
+            client_request: None,
             user,
             listener,
             client,

@@ -11,7 +11,7 @@ use role::access::{
 };
 use tokio::time::Instant;
 
-use crate::departure::Departure;
+use crate::{departure::Departure, gateway::client_id};
 
 /// The record of a request at an edge, written when dropped: with the reason of its connection's end, unless the request ended in another way.
 pub(super) struct Recording {
@@ -43,10 +43,10 @@ impl Recording {
         }
     }
 
-    /// Notes whose request it is, and its operation.
+    /// Notes whose request it is, its operation, and the client's own ID of it.
     pub(super) fn asked_by(&mut self, user: Option<Arc<str>>, head: &RequestHead) {
         self.note(|served| {
-            served.user = user;
+            (served.user, served.client_request) = (user, client_id(head).map(Into::into));
             if let Ok(operation) = Operation::of(&head.method, head.path.as_deref().unwrap_or_default()) {
                 served.operation = operation.label();
             }

@@ -497,7 +497,7 @@ async fn bodies_beyond_the_bound_on_all_of_them_are_refused_and_the_reason_names
 }
 
 #[tokio::test]
-async fn the_record_of_a_client_that_leaves_within_its_body_says_so_and_names_the_operation() {
+async fn the_record_of_a_client_that_leaves_within_its_body_says_so_and_names_the_operation_and_the_clients_id() {
     for body in ["{", "1\r\n{\r\n"] {
         let access = Arc::<AccessLog>::default();
         let mut records = access.listen();
@@ -505,11 +505,13 @@ async fn the_record_of_a_client_that_leaves_within_its_body_says_so_and_names_th
         let entrance = ModelEntrance::new(Nowhere::Refused, classes, limits(4, Arc::default()), access);
         let is_sized = body.len() == 1;
         let head = if is_sized { REQUEST } else { &REQUEST.replace("content-length: 2", "transfer-encoding: chunked") };
+        let head = head.replace("host", "x-request-id: r-1\r\nhost");
         let (client, task) = begin(&entrance, &format!("{head}{body}")).await;
         drop(client);
         task.await.unwrap();
         let record = records.recv().await.unwrap();
         let What::Model(served) = &record.what else { panic!("{record:?}") };
         assert_eq!((served.status, served.reason, served.operation), (None, "cancelled", "text_completion"));
+        assert_eq!(served.client_request.as_deref(), Some("r-1"));
     }
 }

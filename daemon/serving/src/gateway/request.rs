@@ -26,7 +26,7 @@ use super::{
     exchange::{ANSWER_TIMEOUT, Exchange},
     own::refuse,
     payer::Payer,
-    traced::answer_id,
+    traced::{answer_id, client_id},
 };
 use crate::{
     LOAD,
@@ -51,6 +51,7 @@ impl Gateway {
         let entry = self.live.enter(caller.user().cloned());
         let label = operation.as_ref().map_or("unknown", |operation| operation.label());
         let mut served = Served::begin(entry.id(), label, caller.user().cloned(), (asker.listener, asker.client));
+        served.client_request = client_id(head).map(Into::into);
         // The fields about the chosen model, if the request is refused.
         let mut decided = Vec::new();
         let ended = match admitted {

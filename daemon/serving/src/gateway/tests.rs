@@ -172,7 +172,7 @@ async fn nothing_that_outlives_a_request_has_the_size_of_the_name_in_its_body() 
 }
 
 #[tokio::test]
-async fn engines_get_the_ids_of_clients_and_none_twice() {
+async fn engines_and_records_get_the_ids_of_clients_and_engines_get_none_twice() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut client = Client::of(&format!("http://{}/v1", listener.local_addr().unwrap())).await;
     let (heads, mut asked) = mpsc::unbounded_channel();
@@ -196,7 +196,9 @@ async fn engines_get_the_ids_of_clients_and_none_twice() {
         assert_eq!(answer.status(), 200);
         let answered = answer.headers()["x-request-id"].to_str().unwrap().to_owned();
         _ = answer.into_body().collect().await;
-        let own_id = client.served.recv().await.unwrap().id;
+        let served = client.served.recv().await.unwrap();
+        assert_eq!(served.client_request.as_deref(), is_passed.then_some(id));
+        let own_id = served.id;
         assert_eq!(answered, if is_passed { format!("{id}-{own_id}") } else { own_id.to_string() });
         let head = asked.recv().await.unwrap();
         let field = |name: &str| head.lines().find_map(|line| line.strip_prefix(name));

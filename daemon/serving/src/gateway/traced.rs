@@ -6,7 +6,7 @@ use masque::h3::{Field, RequestHead};
 /// The field with the ID of a request.
 pub(super) const REQUEST_ID: &str = "x-request-id";
 
-/// The maximum length of a client's ID of a request, in bytes. Longer ones are not passed on.
+/// The maximum length of a client's ID of a request, in bytes. Longer ones are neither passed on nor recorded.
 const ID_BYTES: usize = 128;
 
 /// Returns the fields that join the engine's log and its traces with the client's. An engine gets no ID of a request whose client sent
@@ -22,10 +22,14 @@ pub(super) fn answer_id(head: &RequestHead, own: u64) -> Field {
     Field::new(REQUEST_ID, unique_id(head, own).unwrap_or_else(|| own.to_string()))
 }
 
-/// Returns the client's ID of a request, if there is a usable one. Engines confuse or abort requests with the same ID, and clients choose
-/// theirs freely, so the gateway's own ID of the request, `own`, makes it unique.
+/// Returns the client's ID of a request, if there is a usable one, made unique. Engines confuse or abort requests with the same ID, and
+/// clients choose theirs freely, so the gateway's own ID of the request, `own`, is added.
 fn unique_id(head: &RequestHead, own: u64) -> Option<String> {
+    client_id(head).map(|id| format!("{id}-{own}"))
+}
+
+/// Returns the client's ID of a request, if there is one of up to [`ID_BYTES`] in visible ASCII.
+pub(crate) fn client_id(head: &RequestHead) -> Option<&str> {
     let id = head.field(REQUEST_ID).and_then(|id| std::str::from_utf8(id).ok());
-    let id = id.filter(|id| (1..=ID_BYTES).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic()));
-    id.map(|id| format!("{id}-{own}"))
+    id.filter(|id| (1..=ID_BYTES).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic()))
 }

@@ -52,6 +52,7 @@ fn record(found: &AccessRecord) -> v1::AccessRecord {
             reason: served.reason.to_owned(),
             status: served.status.unwrap_or_default().into(),
             request: served.id,
+            client_request: served.client_request.as_deref().unwrap_or_default().to_owned(),
             operation: served.operation.to_owned(),
             asked_model: served.asked.clone(),
             model: served.model.to_string(),
