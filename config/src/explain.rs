@@ -373,12 +373,13 @@ fn gateway(gateway: &GatewaySettings, now: SystemTime) -> Vec<String> {
 
 fn serve(serve: &Serve, now: SystemTime) -> Vec<String> {
     let mut lines = vec![format!(
-        "serve {}: HTTP for models, through {}{}; bodies of up to {} bytes, {} connections, {}, silent for {:?} at most, \
+        "serve {}: HTTP for models, through {}{}; bodies of up to {} bytes, {} of all together, {} connections, {}, silent for {:?} at most, \
          clients pause reading for {:?} at most",
         serve.listen,
         serve.through(),
         of_class(serve.class.as_deref()),
         serve.max_body_bytes,
+        serve.bodies_bytes,
         serve.max_connections,
         uplink(&serve.uplink),
         serve.idle,

@@ -203,22 +203,29 @@ pub(crate) fn read(section: &mut Section<'_>, relay: RelayOfGateway<'_>) -> Opti
 
 /// Walks through the gateway's own keys; sections below stay as in `of`.
 pub(crate) fn own(section: &mut Section<'_>, of: GatewaySettings) -> GatewaySettings {
-    let gateway = GatewaySettings {
-        max_body_bytes: section.number("max_body_bytes", 1 << 10..=1 << 28, of.max_body_bytes),
-        bodies_bytes: section.number("bodies_bytes", 1 << 10..=1 << 31, of.bodies_bytes),
+    let (max_body_bytes, bodies_bytes) = body_limits(section, (of.max_body_bytes, of.bodies_bytes));
+    GatewaySettings {
+        max_body_bytes,
+        bodies_bytes,
         answer_timeout: section.seconds("answer_timeout_seconds", 1..=3_600, of.answer_timeout),
         stall_timeout: section.seconds("stall_timeout_seconds", 1..=3_600, of.stall_timeout),
         check_interval: section.millis("check_interval_ms", 100..=60_000, of.check_interval),
         margin_percent: section.number("margin_percent", 100..=1_000, of.margin_percent),
         decisions_bytes: section.number("decisions_bytes", 0..=1 << 31, of.decisions_bytes),
         ..of
-    };
-    if gateway.max_body_bytes > gateway.bodies_bytes {
+    }
+}
+
+/// Walks through the limits of a request's body and of all bodies together, in bytes. `of` holds both.
+pub(crate) fn body_limits(section: &mut Section<'_>, of: (u32, u32)) -> (u32, u32) {
+    let max_body_bytes = section.number("max_body_bytes", 1 << 10..=1 << 28, of.0);
+    let bodies_bytes = section.number("bodies_bytes", 1 << 10..=1 << 31, of.1);
+    if max_body_bytes > bodies_bytes {
         let cause = "max_body_bytes is larger than bodies_bytes";
         let problem = Problem::Contradiction { cause, remedy: "lower it, or raise bodies_bytes" };
         section.refuse_by("max_body_bytes", problem, section.keys(&["max_body_bytes", "bodies_bytes"]));
     }
-    gateway
+    (max_body_bytes, bodies_bytes)
 }
 
 /// Walks through the section of a model.

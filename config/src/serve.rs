@@ -4,6 +4,7 @@ use std::{net::SocketAddr, time::Duration};
 
 use crate::{
     error::Problem,
+    gateway,
     moment::Moment,
     section::Section,
     uplink::{self, Nameable, UplinkSettings},
@@ -24,6 +25,8 @@ pub struct Serve {
     pub keys: Vec<ServeKey>,
     /// The largest body of a request, in bytes.
     pub max_body_bytes: u32,
+    /// How many bytes all bodies may have together until their answers begin. Several bodies of one client may take half of it.
+    pub bodies_bytes: u32,
     /// How many connections of clients may be open at once, and how many requests on all of them together.
     pub max_connections: u32,
     /// How long a client's connection may stay without a request.
@@ -79,13 +82,24 @@ pub(crate) fn walk(section: &mut Section<'_>, of: Option<&Serve>, names: Nameabl
     let uplink = uplink::walk(section, of.map(|of| &of.uplink), names);
     let balance = section.value("balance", of.is_none_or(|of| of.balance));
     let class = names.policy.class_named_in(section, of.and_then(|of| of.class.clone()));
-    let max_body_bytes = of.map_or(4 << 20, |of| of.max_body_bytes);
-    let max_body_bytes = section.number("max_body_bytes", 1 << 10..=1 << 28, max_body_bytes);
+    let body_limits = of.map_or((4 << 20, 512 << 20), |of| (of.max_body_bytes, of.bodies_bytes));
+    let (max_body_bytes, bodies_bytes) = gateway::body_limits(section, body_limits);
     let max_connections = section.number("max_connections", 1..=65_536, of.map_or(1_024, |of| of.max_connections));
     let idle = section.seconds("idle_seconds", 1..=86_400, of.map_or(Duration::from_secs(60), |of| of.idle));
     let stall_timeout = of.map_or(Duration::from_secs(30), |of| of.stall_timeout);
     let stall_timeout = section.seconds("stall_timeout_seconds", 1..=3_600, stall_timeout);
     let keys = of.map_or_else(Vec::new, |of| of.keys.clone());
     let (listen, uplink) = (listen?, uplink?);
-    Some(Serve { listen, uplink, balance, class, keys, max_body_bytes, max_connections, idle, stall_timeout })
+    Some(Serve {
+        listen,
+        uplink,
+        balance,
+        class,
+        keys,
+        max_body_bytes,
+        bodies_bytes,
+        max_connections,
+        idle,
+        stall_timeout,
+    })
 }

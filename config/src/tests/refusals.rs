@@ -107,6 +107,12 @@ fn every_refusal_says_where_which_key_what_and_what_instead() {
             "allow_remote = true",
         ),
         (
+            &format!("{}max_body_bytes = 4096\nbodies_bytes = 2048", PROXY.replace("[[proxy]]", "[[serve]]")),
+            "line 4, column 18: serve.max_body_bytes: ",
+            "larger than bodies_bytes",
+            "raise bodies_bytes",
+        ),
+        (
             &(PROXY.replace("[[proxy]]", "[[serve]]")
                 + &["a", "b"]
                     .map(|name| format!("[[serve.key]]\nname = \"{name}\"\nsha256 = \"{:064}\"\n", 0))

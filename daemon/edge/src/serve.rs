@@ -40,10 +40,6 @@ use super::{
     roster::LocalEntrance,
 };
 
-/// How many bytes all bodies at one local address may have while they wait for the beginnings of their answers: twice a gateway's default.
-/// Programs without keys count as one holder, and several bodies of one holder may take half of it.
-const BODIES_BYTES: usize = 512 << 20;
-
 /// A local address, and its connected clients.
 pub struct Clients {
     door: Door,
@@ -190,7 +186,7 @@ impl Clients {
         let on_end = Arc::new(move || untaken.limit_hit("stall_timeout_seconds"));
         let limits = ClientLimits {
             max_body_bytes: serve.max_body_bytes as usize,
-            bodies_bytes: BODIES_BYTES,
+            bodies_bytes: serve.bodies_bytes as usize,
             max_requests: serve.max_connections as usize,
             idle: serve.idle,
             patience: Patience { time: serve.stall_timeout, on_end },

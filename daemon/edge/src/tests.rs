@@ -32,7 +32,7 @@ use super::{
 
 mod crowded;
 mod denied;
-mod replaced;
+pub(crate) mod replaced;
 
 /// Returns the access of a local address to a relay that is never reached.
 pub(crate) fn unreached() -> RelayAccess {

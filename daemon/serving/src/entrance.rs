@@ -118,7 +118,7 @@ impl<W: GatewayAccess> ModelEntrance<W> {
         // All programs of this host have the same address.
         let newcomers = Newcomers::new(limits.max_requests, usize::MAX);
         let (ending, is_cut) = (watch::Sender::new(false), Arc::default());
-        let bodies = Bodies::new(limits.bodies_bytes, "the bound of this edge");
+        let bodies = Bodies::new(limits.bodies_bytes, "bodies_bytes of this edge");
         Arc::new(Self { gateways, classes, limits, access, requests, bodies, places, newcomers, ending, is_cut })
     }
 

@@ -11,10 +11,14 @@ use relay_client::{
 };
 use serving::entrance::GatewayAccess as _;
 use test_relay::{Does, TestRelay, eventually};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
 use uplink::UplinkResources;
 
 use super::*;
-use crate::tests::{access_to, start, unreached};
+use crate::tests::{access_to, replaced::serve_on, start, unreached};
 
 /// The head of a request.
 fn head() -> RequestHead {
@@ -156,4 +160,22 @@ async fn the_next_attempt_to_connect_is_that_to_the_gateway_that_is_tried_first(
     assert_eq!(gateways.next_attempt_in(), Some(Duration::ZERO), "it is due");
     gateways.accesses.push(unreached());
     assert_eq!(gateways.next_attempt_in(), None, "one was never tried");
+}
+
+#[tokio::test]
+async fn bodies_beyond_bodies_bytes_are_refused_before_a_gateway_is_asked() {
+    let relay = TestRelay::start(Does::SayNothing, true);
+    let serve = Serve { max_body_bytes: 4 << 10, bodies_bytes: 1 << 10, ..serve_on(&[&relay], 1) };
+    let (classes, counters) = (RequestClasses::at(&serve), Arc::default());
+    let entrance = (LocalEntrance::counted_by(&counters), LastAnswers::default());
+    let listener = door::bind(serve.listen).unwrap();
+    let clients = Clients::new(listener, &serve, classes, vec![unreached().uplink], entrance).unwrap();
+    let mut client = TcpStream::connect(clients.address().unwrap()).await.unwrap();
+    let serving = tokio::spawn(clients.run());
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 2048\r\n\r\n";
+    client.write_all(format!("{head}{}", " ".repeat(2_048)).as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 429 ") && answer.contains("within bodies_bytes of this edge"), "{answer}");
+    serving.abort();
 }

@@ -60,7 +60,7 @@ fn wanting(forwards: &[Forward]) -> Config {
 }
 
 /// A local address for clients of the OpenAI API, whose requests go to these gateways.
-fn serve_on(gateways: &[&TestRelay], host: u8) -> Serve {
+pub(crate) fn serve_on(gateways: &[&TestRelay], host: u8) -> Serve {
     let plain = forward_on(gateways[0], [127, 0, 0, 1], TunnelMode::Auto, None).uplink;
     let relays = gateways.iter().map(|relay| relay.access().template).collect();
     Serve {
@@ -70,6 +70,7 @@ fn serve_on(gateways: &[&TestRelay], host: u8) -> Serve {
         class: None,
         keys: Vec::new(),
         max_body_bytes: 1 << 20,
+        bodies_bytes: 1 << 20,
         max_connections: 1,
         idle: PATIENCE,
         stall_timeout: PATIENCE,

@@ -489,7 +489,7 @@ async fn bodies_beyond_the_bound_on_all_of_them_are_refused_and_the_reason_names
     let mut answer = String::new();
     second.read_to_string(&mut answer).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 429 ") && answer.contains("retry-after: 1\r\n"), "{answer}");
-    assert!(answer.contains("within the bound of this edge") && answer.contains("overloaded"), "{answer}");
+    assert!(answer.contains("within bodies_bytes of this edge") && answer.contains("overloaded"), "{answer}");
     first.abort();
     assert!(first.await.unwrap_err().is_cancelled());
     let (_third, _) = begin(&entrance, &request).await;
