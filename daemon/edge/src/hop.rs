@@ -21,7 +21,7 @@ use relay_client::{
 };
 use role::tunnel::UdpTunnel;
 use tokio::{sync::oneshot, time::timeout};
-use uplink::{CONNECTIONS, Link, MovableTunnel, Uplink};
+use uplink::{CONNECTIONS, Link, Uplink};
 
 use super::roster::{Roster, RosterEntry, TunnelOwner};
 
@@ -111,7 +111,7 @@ impl Via for HopTunnels {
             })?;
             let (used, ended) = oneshot::channel();
             let line = link.line().clone();
-            let movable = line.hold_movable();
+            let movable = line.movable_tunnels().clone();
             let owner = TunnelOwner::Hop { name: self.name.clone() };
             let entry = self.roster.enter(owner, (Protocol::Udp, relay), (&link, tunnel.stream_id()), None);
             let listed = entry.tunnel();
@@ -125,10 +125,10 @@ impl Via for HopTunnels {
                 }
                 .boxed(),
                 left: async move { line.left().await }.boxed(),
+                movable,
             };
             let withheld = self.withheld.clone();
-            let carrier =
-                Box::new(Tunnelled(Some(Tunnel { tunnel, link, entry, withheld, _movable: movable, _used: used })));
+            let carrier = Box::new(Tunnelled(Some(Tunnel { tunnel, link, entry, withheld, _used: used })));
             Ok(Passage { carrier, address: next_hop, fate })
         }
         .boxed()
@@ -145,8 +145,6 @@ struct Tunnel {
     /// Its place in the list of tunnels.
     entry: RosterEntry,
     withheld: Counter,
-    /// Keeps the connection to the hop's relay open until the tunnels inside have moved to another one, or have had their time.
-    _movable: MovableTunnel,
     /// Reports the end by being dropped.
     _used: oneshot::Sender<()>,
 }

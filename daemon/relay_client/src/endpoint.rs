@@ -37,7 +37,7 @@ use tokio::{
 
 use crate::{
     RelayConnection, access::Access, credentials::CredentialsStanding, error::ConnectError, exit::Exit,
-    form::Experience, names::RelayAddresses, token_file::ReadingTurn,
+    form::Experience, movable::MovableTunnels, names::RelayAddresses, token_file::ReadingTurn,
 };
 
 /// How long one address of a relay may take to complete a handshake: enough for s2n-quic to find out that its first packets
@@ -89,6 +89,8 @@ pub struct PassageEnd {
     pub ended: BoxFuture<'static, ()>,
     /// Completes when other tunnels should be preferred.
     pub left: BoxFuture<'static, ()>,
+    /// Counts the tunnels that can move on the connection that has the tunnel. The tunnels inside count there, too.
+    pub movable: Arc<MovableTunnels>,
 }
 
 /// The values that a connection inside a tunnel keeps until it ends.

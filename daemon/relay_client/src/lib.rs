@@ -8,6 +8,7 @@
 //! | [`access`], `token_file`, `introduction`, [`credentials`] | its credentials, how it shows them, and whether the relay takes them |
 //! | [`exit`] | how packets leave this host |
 //! | [`form`] | the form of tunnels of `mode = "auto"`: datagrams or the stream, by what connections saw of the path |
+//! | [`movable`] | which UDP tunnels can move to another connection |
 //! | [`failover`], [`backoff`] | which of several relays is used, and when to try again |
 //! | [`error`] | why there is no connection |
 
@@ -20,6 +21,7 @@ pub mod exit;
 pub mod failover;
 pub mod form;
 mod introduction;
+pub mod movable;
 mod names;
 mod token_file;
 

@@ -63,7 +63,7 @@ mod tests;
 mod work;
 
 pub use counters::ConnectionCounters;
-pub use line::{Line, Link, LinkId, MovableTunnel, NoDatagrams};
+pub use line::{Line, Link, LinkId, NoDatagrams};
 pub use operator::{Destination, NotMoved, PreparedMove};
 use path::PathView;
 pub use path::{

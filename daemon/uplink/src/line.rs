@@ -17,7 +17,13 @@ use pacing::{
 };
 use parking_lot::{Mutex, MutexGuard};
 use quic::answers::Answers;
-use relay_client::{RelayConnection, endpoint::Connected, exit::Exit, form::Witness};
+use relay_client::{
+    RelayConnection,
+    endpoint::Connected,
+    exit::Exit,
+    form::Witness,
+    movable::{MovableTunnel, MovableTunnels},
+};
 use role::access::way::Way;
 use sched::path::Placed;
 use tokio::{
@@ -56,15 +62,6 @@ struct Outlook {
     leaving: Leaving,
     /// Whether there is reason to believe that the relay no longer hears us.
     is_doubted: bool,
-}
-
-/// A UDP tunnel on a connection that can move to another one. The connection counts it until this is dropped.
-pub struct MovableTunnel(Arc<Line>);
-
-impl Drop for MovableTunnel {
-    fn drop(&mut self) {
-        self.0.movable.fetch_sub(1, Relaxed);
-    }
 }
 
 /// A connection that works, as far as is known.
@@ -120,8 +117,8 @@ pub struct Line {
     put_off: Mutex<Option<Instant>>,
     /// How many of the places are for requests for models.
     requests: AtomicUsize,
-    /// How many UDP tunnels on it move once they are to leave.
-    movable: AtomicUsize,
+    /// The UDP tunnels on it, and on connections inside its tunnels, that move once they are to leave.
+    movable: Arc<MovableTunnels>,
     /// Whether this side closed it.
     closed: AtomicBool,
     /// Notified of every place that is given back.
@@ -139,6 +136,7 @@ impl Line {
         sizes: Arc<Sizes>,
     ) -> Arc<Self> {
         let flag = || AtomicBool::new(false);
+        let outer = connected.inside.as_ref().map(|inside| inside.fate.movable.clone());
         Arc::new(Self {
             relay: connected.relay.clone(),
             id,
@@ -170,7 +168,7 @@ impl Line {
             places: Mutex::default(),
             put_off: Mutex::default(),
             requests: AtomicUsize::new(0),
-            movable: AtomicUsize::new(0),
+            movable: MovableTunnels::new(outer),
             closed: flag(),
             freed,
         })
@@ -454,18 +452,23 @@ impl Line {
         self.requests.load(Relaxed)
     }
 
+    /// Returns the UDP tunnels that move to another connection once this one is [left](Self::left).
+    #[must_use]
+    pub fn movable_tunnels(&self) -> &Arc<MovableTunnels> {
+        &self.movable
+    }
+
     /// Counts a UDP tunnel that moves to another connection once this one is [left](Self::left), until the returned
     /// value is dropped: when it has moved, or has ended.
     #[must_use]
-    pub fn hold_movable(self: &Arc<Self>) -> MovableTunnel {
-        self.movable.fetch_add(1, Relaxed);
-        MovableTunnel(self.clone())
+    pub fn hold_movable(&self) -> MovableTunnel {
+        self.movable.hold()
     }
 
-    /// Returns how many UDP tunnels on it can move and have not moved yet.
+    /// Returns how many UDP tunnels on it, and on connections inside its tunnels, can move and have not moved yet.
     #[must_use]
     pub(crate) fn movable(&self) -> usize {
-        self.movable.load(Relaxed)
+        self.movable.count()
     }
 
     /// Closes the connection gracefully, with its tunnels.

@@ -4,7 +4,7 @@ use std::{
     fmt::Write as _,
     io::{Read as _, Write as _},
     net::TcpStream,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use api::token::generate_token;
@@ -104,11 +104,24 @@ impl Hops {
     }
 
     fn edge(&self, family: Family) -> Process {
-        let file = write(&self.site, "edge.toml", &self.configuration(&self.hop(family)));
+        self.edge_with(&self.configuration(&self.hop(family)))
+    }
+
+    fn edge_with(&self, configuration: &str) -> Process {
+        let file = write(&self.site, "edge.toml", configuration);
         let arguments = ["run".into(), "--config".into(), file];
         let edge = self.site.chain.client.start(lab::program("paced").unwrap(), arguments).unwrap();
         edge.wait_for_line("forwarding", SOON).unwrap();
         edge
+    }
+
+    /// An edge that prefers the relay beside the first one, and uses the first if that fails. A silent connection lasts for fifteen seconds.
+    fn edge_of_two(&self) -> Process {
+        let template = self.site.template(Family::V4);
+        let beside = self.site.template_beside();
+        assert_ne!(beside, template);
+        let hop = self.hop(Family::V4).replace(&format!("\"{template}\""), &format!("[\"{beside}\", \"{template}\"]"));
+        self.edge_with(&self.configuration(&hop).replace("keep_alive_seconds = 1\n", "keep_alive_seconds = 10\n"))
     }
 
     fn pacectl(&self, arguments: &[&str]) -> String {
@@ -159,14 +172,7 @@ fn a_first_relay_that_goes_away_properly_is_left_for_another_before_it_has_gone(
     let _echo = hops.end.echo(7).unwrap();
     let keys = "auth = \"token\"\ndrain_seconds = 5";
     let mut beside = hops.site.start_beside(keys, &format!("[log]\n{}", sections(&hops.token_digest))).unwrap();
-    let template = hops.site.template(Family::V4);
-    let other = hops.site.template_beside();
-    assert_ne!(other, template);
-    let hop = hops.hop(Family::V4).replace(&format!("\"{template}\""), &format!("[\"{other}\", \"{template}\"]"));
-    let file = write(&hops.site, "edge.toml", &hops.configuration(&hop));
-    let edge = hops.site.chain.client.start(lab::program("paced").unwrap(), ["run".into(), "--config".into(), file]);
-    let edge = edge.unwrap();
-    edge.wait_for_line("forwarding", SOON).unwrap();
+    let edge = hops.edge_of_two();
     let sockets: Vec<_> = (0..4).map(|_| application(&hops.site, LISTEN)).collect();
     sockets.iter().for_each(|socket| assert_carries(&hops.site, socket, 600));
     assert_eq!(hops.site.counts().unwrap().udp_tunnels(), 0, "the other relay is preferred");
@@ -177,6 +183,38 @@ fn a_first_relay_that_goes_away_properly_is_left_for_another_before_it_has_gone(
     hops.site.wait_for_counts("the hop's tunnel to be at the remaining relay", has_tunnel).unwrap();
     assert_carry_unbroken(&hops.site, METRICS, &sockets, 4, &edge);
     assert!(beside.wait(SOON).unwrap().success());
+}
+
+#[test]
+fn a_tcp_connection_through_a_silent_first_relay_of_two_ends_after_five_seconds_as_without_a_hop() {
+    lab::ring!(Netns);
+    let hops = Hops::new();
+    let _echo = hops.end.echo(7).unwrap();
+    hops.end.echo_tcp(80).unwrap();
+    let mut beside = hops.site.start_beside("auth = \"token\"", &format!("[log]\n{}", sections(&hops.token_digest))).unwrap();
+    let edge = hops.edge_of_two();
+    let stalls = CpuStalls::watch(&[hops.site.relay.id(), hops.second_relay.id(), edge.id()]).unwrap();
+    let socket = application(&hops.site, LISTEN);
+    assert_carries(&hops.site, &socket, 600);
+    let mut stream = hops.connect(TCP_LISTEN);
+    assert_tcp_carries(&mut stream);
+    assert_eq!(hops.site.counts().unwrap().udp_tunnels(), 0, "the other relay is preferred");
+
+    beside.signal(libc::SIGSTOP).unwrap();
+    let stopped = Instant::now();
+    socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    wait_for("an echo through the remaining relay", SOON, || echoes(&socket, b"moved").then_some(()))
+        .unwrap_or_else(|error| panic!("{error}; the edge said:\n{}", edge.output()));
+    let moved = stopped.elapsed();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let is_over = match stream.read(&mut [0]) {
+        Ok(bytes) => bytes == 0,
+        Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
+    };
+    let ended = stopped.elapsed();
+    assert!(is_over && ended >= Duration::from_secs(5), "the path may have returned; it ended after {ended:.1?}");
+    assert_unless_stalled(ended < Duration::from_secs(10), &("tunnels and connections", moved, ended), &stalls, &edge);
+    assert_tcp_carries(&mut hops.connect(TCP_LISTEN));
 }
 
 #[test]
