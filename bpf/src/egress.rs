@@ -72,21 +72,12 @@ impl AddAssign for KernelCounters {
     }
 }
 
-/// How a program is attached to tc.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hook {
-    /// By a link that ends with the process (Linux 6.6).
-    Tcx,
-    /// As a filter of the `clsact` qdisc, which stays until it is removed.
-    Netlink,
-}
-
 /// How an attached program is bound to its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attached {
-    /// By a link, which still exists.
+    /// By a link of tcx (Linux 6.6), which still exists. It ends with the process.
     Link,
-    /// By a filter; only tc knows whether it still exists.
+    /// By a filter of the `clsact` qdisc, which stays until it is removed; only tc knows whether it still exists.
     Filter,
 }
 
@@ -125,14 +116,14 @@ impl Egress {
     ///
     /// # Errors
     /// There is no such device, or the kernel refuses.
-    pub fn attach(&mut self, device: &str, has_fq: bool) -> Result<Hook, Error> {
+    pub fn attach(&mut self, device: &str, has_fq: bool) -> Result<(), Error> {
         let found = self.prepare(device, has_fq)?;
         let program = self.loaded.program_mut().map_err(|cause| refused(device, "tc egress", cause))?;
         let fd = program.fd().map_err(|error| refused(device, "tc egress", error.into()))?;
         match Link::attach(fd.as_fd(), &found, LinkHook::TcxEgress) {
             Ok(link) => {
                 self.attached.insert(device.to_owned(), Attachment::Link(link));
-                Ok(Hook::Tcx)
+                Ok(())
             }
             // Kernels before Linux 6.6 do not have this kind of link.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => self.attach_filter(device, has_fq),
@@ -144,7 +135,7 @@ impl Egress {
     ///
     /// # Errors
     /// As for [`Egress::attach`].
-    pub fn attach_filter(&mut self, device: &str, has_fq: bool) -> Result<Hook, Error> {
+    pub fn attach_filter(&mut self, device: &str, has_fq: bool) -> Result<(), Error> {
         let found = self.prepare(device, has_fq)?;
         match tc::qdisc_add_clsact(device) {
             Ok(()) => _ = self.made_clsact.insert(found.index),
@@ -158,7 +149,7 @@ impl Egress {
             .and_then(|program| Ok(program.attach_with_options(device, TcAttachType::Egress, options)?))
             .map_err(|cause| refused(device, "tc egress, filter", cause))?;
         self.attached.insert(device.to_owned(), Attachment::Filter(filter, found));
-        Ok(Hook::Netlink)
+        Ok(())
     }
 
     /// Whether this program made the `clsact` qdisc of the device with this index, so that the caller must remove it: even

@@ -11,7 +11,7 @@ use std::{
 };
 
 use bpf::{
-    egress::{Egress, Hook, KernelClasses, KernelTerms, PROGRAM, remove_leftovers},
+    egress::{Attached, Egress, KernelClasses, KernelTerms, PROGRAM, remove_leftovers},
     ingress::Ingress,
     mark::{Direction, Mark, Tag},
 };
@@ -123,7 +123,8 @@ fn a_program_comes_before_those_that_are_there_and_is_told_of_one_that_came_befo
         .relay
         .run(|| {
             let index = bpf::NetworkDevice::find(device).unwrap().unwrap().index;
-            if first.attach(device, false).unwrap() != Hook::Tcx {
+            first.attach(device, false).unwrap();
+            if first.attachment(device) == Some(Attached::Filter) {
                 return;
             }
             assert_eq!(first.preceded_by(index), None);
@@ -188,19 +189,22 @@ fn errno(error: &bpf::Error) -> Option<i32> {
 }
 
 /// Attaches through netlink: the only way before Linux 6.6. Later kernels may lack the kind of queueing discipline or of filter (`ENOENT`);
-/// then reports the test as skipped and returns `None`.
-fn attach_as_filter(chain: &Chain, egress: &mut Egress, test: &str) -> Option<Hook> {
+/// then reports the test as skipped and returns `false`.
+fn attach_as_filter(chain: &Chain, egress: &mut Egress, test: &str) -> bool {
     let attached = chain.relay.run(|| egress.attach_filter(&chain.egress.near.device, false)).unwrap();
     let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     match attached {
-        Ok(hook) => Some(hook),
+        Ok(()) => {
+            assert_eq!(egress.attachment(&chain.egress.near.device), Some(Attached::Filter));
+            true
+        }
         Err(error) => {
             assert!(!kernel.contains("deb12"), "the lab's kernels have cls_bpf: {error}");
             assert_eq!(errno(&error), Some(libc::ENOENT), "{error}");
             let has_failed_late = error.to_string().contains("filter");
             assert_eq!(has_made_clsact(chain, egress), has_failed_late, "it made clsact before: {error}");
             lab::report::skipped(test, &error.to_string());
-            None
+            false
         }
     }
 }
@@ -211,14 +215,16 @@ fn as_a_filter_it_does_the_same_and_leaves_when_it_is_detached_or_swept_away() {
     let chain = Chain::new().unwrap();
     let (mut egress, classes) = load();
     let test = "as_a_filter_it_does_the_same_and_leaves_when_it_is_detached_or_swept_away";
-    let Some(hook) = attach_as_filter(&chain, &mut egress, test) else { return };
-    assert!(hook == Hook::Netlink && has_made_clsact(&chain, &egress));
+    if !attach_as_filter(&chain, &mut egress, test) {
+        return;
+    }
+    assert!(has_made_clsact(&chain, &egress));
     let device = &chain.egress.near.device;
     assert!(filters(&chain.relay, device).contains(PROGRAM));
     assert_eq!((send(&chain), classes.counters(CLASS).unwrap().packets), (vec![46, 46], 2));
     chain.relay.run(|| egress.detach(device)).unwrap().unwrap();
     assert_eq!(filters(&chain.relay, device), "");
-    assert_eq!(attach_as_filter(&chain, &mut egress, test), Some(Hook::Netlink));
+    assert!(attach_as_filter(&chain, &mut egress, test));
     chain.relay.run(|| remove_leftovers(device)).unwrap();
     assert_eq!(filters(&chain.relay, device), "");
     assert_eq!(send(&chain), [0, 0]);
@@ -230,12 +236,14 @@ fn a_removed_filter_or_clsact_is_attached_again_at_once() {
     let chain = Chain::new().unwrap();
     let (mut egress, _classes) = load();
     let test = "a_removed_filter_or_clsact_is_attached_again_at_once";
-    let Some(_) = attach_as_filter(&chain, &mut egress, test) else { return };
+    if !attach_as_filter(&chain, &mut egress, test) {
+        return;
+    }
     let device = &chain.egress.near.device;
     for removal in ["filter delete", "qdisc delete"] {
         let what = if removal.starts_with("qdisc") { "clsact" } else { "egress" };
         chain.relay.tc(&format!("{removal} dev {device} {what}")).unwrap();
-        assert_eq!(attach_as_filter(&chain, &mut egress, test), Some(Hook::Netlink), "after {removal}");
+        assert!(attach_as_filter(&chain, &mut egress, test), "after {removal}");
         assert!(filters(&chain.relay, device).contains(PROGRAM));
         assert_eq!(send(&chain), [46, 46]);
     }
@@ -247,11 +255,13 @@ fn a_filter_is_attached_to_the_next_device_of_its_name_too() {
     let chain = Chain::new().unwrap();
     let (mut egress, classes) = load();
     let test = "a_filter_is_attached_to_the_next_device_of_its_name_too";
-    let Some(_) = attach_as_filter(&chain, &mut egress, test) else { return };
+    if !attach_as_filter(&chain, &mut egress, test) {
+        return;
+    }
     let device = &chain.egress.near.device;
     chain.relay.ip(&format!("link delete {device}")).unwrap();
     Link::new(&chain.relay, &chain.target, 2).unwrap();
-    assert_eq!(attach_as_filter(&chain, &mut egress, test), Some(Hook::Netlink));
+    assert!(attach_as_filter(&chain, &mut egress, test));
     assert!(has_made_clsact(&chain, &egress) && filters(&chain.relay, device).contains(PROGRAM));
     assert_eq!((send(&chain), classes.counters(CLASS).unwrap().packets), (vec![46, 46], 2));
 }
