@@ -11,6 +11,7 @@ use rtnetlink::{
     packet_route::{
         AddressFamily, RouteNetlinkMessage,
         route::{RouteAddress, RouteAttribute, RouteMessage},
+        tc::TcHandle,
     },
     sys::{self, AsyncSocket as _, SocketAddr, protocols::NETLINK_ROUTE},
 };
@@ -65,6 +66,13 @@ pub fn route_request(to: IpAddr, from: Option<IpAddr>) -> RouteMessage {
         message.attributes.push(RouteAttribute::Source(RouteAddress::from(from)));
     }
     message
+}
+
+/// Whether a queueing discipline with this `parent` serves one hardware queue of the device whose root discipline has this kind and handle:
+/// only `mq` and `mqprio` have a child for each queue, and no packet of theirs leaves but through a child.
+#[must_use]
+pub fn serves_queue(parent: TcHandle, (root_kind, root): (&str, TcHandle)) -> bool {
+    ["mq", "mqprio"].contains(&root_kind) && parent.major == root.major && parent.minor != 0
 }
 
 /// Like [`Socket::ask`], but without a runtime: the kernel has answered a request for one object by the time that it has taken the request,

@@ -11,6 +11,7 @@ use netlink::{
         RouteNetlinkMessage,
         tc::{TcAttribute, TcHandle, TcMessage, TcOption},
     },
+    serves_queue,
 };
 
 /// The handle of every `fq` that paced sets, by which it knows its own: the kernel numbers those without a handle from
@@ -80,16 +81,13 @@ impl Root {
 /// Finds each device's root among all queueing disciplines, by the device's index.
 fn roots_among(all: &[TcMessage]) -> BTreeMap<u32, Root> {
     let roots = all.iter().filter(|qdisc| qdisc.header.parent == TcHandle::ROOT).filter_map(|root| {
+        let kind = kind_of(&root.attributes).unwrap_or("an unnamed qdisc");
         let is_child = |qdisc: &&TcMessage| {
-            let parent = qdisc.header.parent;
-            qdisc.header.index == root.header.index && parent.major == root.header.handle.major && parent.minor != 0
+            let is_of_device = qdisc.header.index == root.header.index;
+            is_of_device && serves_queue(qdisc.header.parent, (kind, root.header.handle))
         };
         let mut children = all.iter().filter(is_child).peekable();
-        let kind = kind_of(&root.attributes).unwrap_or("an unnamed qdisc");
-        // The process that moves packets judges by the same rule whether the device keeps departures.
-        let has_fq_below = ["mq", "mqprio"].contains(&kind)
-            && children.peek().is_some()
-            && children.all(|child| kind_of(&child.attributes) == Some("fq"));
+        let has_fq_below = children.peek().is_some() && children.all(|child| kind_of(&child.attributes) == Some("fq"));
         let root_found = Root { kind: kind.to_owned(), handle: root.header.handle, has_fq_below };
         Some((u32::try_from(root.header.index).ok()?, root_found))
     });

@@ -12,7 +12,7 @@ use netlink::{
         route::RouteAttribute,
         tc::{TcAttribute, TcHandle, TcMessage, TcOption, TcStats2, TcXstats},
     },
-    route_request,
+    route_request, serves_queue,
 };
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -308,11 +308,8 @@ fn fq_horizon_ns(options: &[TcOption]) -> Option<u64> {
 /// ahead all children do.
 fn horizon_ns(qdiscs: &[Qdisc]) -> u64 {
     let Some(root) = qdiscs.iter().find(|qdisc| qdisc.parent == TcHandle::ROOT) else { return 0 };
-    let children = qdiscs.iter().filter(|qdisc| qdisc.parent.major == root.handle.major && qdisc.parent.minor != 0);
-    match root.kind.as_str() {
-        "mq" | "mqprio" => children.map(Qdisc::horizon_ns).min().unwrap_or(0),
-        _ => root.horizon_ns(),
-    }
+    let children = qdiscs.iter().filter(|qdisc| serves_queue(qdisc.parent, (&root.kind, root.handle)));
+    children.map(Qdisc::horizon_ns).min().unwrap_or_else(|| root.horizon_ns())
 }
 
 /// The 64-bit counters read from `struct tc_fq_qd_stats` (include/uapi/linux/pkt_sched.h), each with its byte offset.
