@@ -299,10 +299,11 @@ impl RelayAccess {
         self.counters.tunnels_refused.inc_by(error.is_refusal().into());
     }
 
-    /// Counts and records that the edge denied a client without asking the relay.
-    pub fn deny(&self, client: &LocalClient, reason: &'static str) {
+    /// Counts and records that the edge opened no tunnel for a client, for a reason of its own, and what the client `asked` for, if that is
+    /// known.
+    pub fn deny(&self, client: &LocalClient, asked: Option<(Protocol, &Target)>, reason: &'static str) {
         self.counters.refuse(reason);
-        self.entrance.record_refusal(client, None, RefusedRequest { status: None, error: None, reason });
+        self.entrance.record_refusal(client, asked, RefusedRequest { status: None, error: None, reason });
     }
 
     /// Waits for a place on a connection to the relay, for a tunnel that may leave the place `left`.

@@ -18,7 +18,10 @@ use tokio::{
 };
 use tracing::debug;
 
-use self::{carrier::Carrier, flow::Flow};
+use self::{
+    carrier::Carrier,
+    flow::{EVICTED, Flow},
+};
 use super::{
     super::roster::LocalClient,
     Shared,
@@ -181,7 +184,7 @@ impl Association {
             self.shared.access.counters.sources_evicted.inc();
             // The new tunnel gets the place at once, so that no other client can take it.
             place = place.or(evicted.flow.inbox().place.take());
-            evicted.flow.close("evicted");
+            evicted.flow.close(EVICTED);
         }
         let Some(place) = place else { return false };
         let flow = Arc::new(Flow::new(target, place));
@@ -202,7 +205,9 @@ impl Association {
 mod tests {
     use std::net::{Ipv4Addr, SocketAddrV6};
 
+    use config::targets::Protocol;
     use prometheus_client::metrics::counter::Counter;
+    use role::access::record::What;
     use test_relay::{Does, PATIENCE, TestRelay, eventually};
     use tokio::task::{JoinHandle, yield_now};
     use uplink::{Uplink, UplinkResources};
@@ -341,5 +346,29 @@ mod tests {
         assert_eq!(client.relay.requests(), 2, "the second tunnel carries it");
         let counters = &client.association.shared.access.counters;
         assert_eq!((counters.tunnels_opened.get(), client.moved.get()), (1, 1));
+    }
+
+    #[tokio::test]
+    async fn a_tunnel_that_its_client_does_not_wait_for_has_one_line_with_its_target_in_the_access_log() {
+        for (does, closed, reason) in [
+            (Does::SayNothing, "finished", Some("client_gone")),
+            (Does::SayNothing, EVICTED, Some(EVICTED)),
+            // The line of a refusal by the relay is there before the client leaves.
+            (Does::Refuse, "finished", None),
+        ] {
+            let mut client = Client::of(does).await;
+            let access = &client.association.shared.access;
+            let (mut recorded, counters) = (access.entrance.access.listen(), access.counters.clone());
+            client.send();
+            let is_answered = || counters.tunnels_refused.get() == u64::from(reason.is_none());
+            eventually(|| client.relay.requests() == 1 && is_answered()).await;
+            client.association.flows[&client.target].flow.close(closed);
+            timeout(PATIENCE, client.association.tasks.join_next()).await.expect("it has ended");
+            let What::Refusal(request, refused) = recorded.try_recv().unwrap().what.clone() else { panic!("{closed}") };
+            assert_eq!(request.client, Some(client.application.local_addr().unwrap()));
+            assert_eq!((request.protocol, request.target.as_ref()), (Some(Protocol::Udp), Some(&client.target)));
+            assert_eq!(refused.status.is_none().then_some(refused.reason), reason, "{}", refused.reason);
+            assert!(recorded.try_recv().is_err(), "one tunnel has one line");
+        }
     }
 }

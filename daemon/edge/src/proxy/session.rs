@@ -111,7 +111,7 @@ pub(super) async fn serve(shared: &Arc<Shared>, stream: TcpStream, from: SocketA
             Ok(()) => return,
             Err(error) => {
                 debug!(%from, "no association: {error}");
-                return shared.access.deny(&known, "association");
+                return shared.access.deny(&known, None, "association");
             }
         },
         Ok(Err(denied)) => Err((client.stream, denied)),
@@ -126,7 +126,7 @@ pub(super) async fn serve(shared: &Arc<Shared>, stream: TcpStream, from: SocketA
         debug!(%from, reason, "a client of the proxy was denied");
         // `RelayAccess::open` has already counted and recorded refusals by relays.
         if *reason != RELAY {
-            shared.access.deny(&known, reason);
+            shared.access.deny(&known, None, reason);
         }
         tell(stream, denied).await;
     }

@@ -16,20 +16,23 @@ use relay_client::{
 use role::traffic::Traffic;
 use tokio::{
     net::UdpSocket,
-    time::{Instant, sleep, timeout},
+    time::{Instant, timeout},
 };
 use tracing::debug;
 use uplink::{LinkId, OpenTunnel};
 
 use super::{
     Shared,
-    flow::{Flow, WAITING_BYTES},
+    flow::{EVICTED, Flow, WAITING_BYTES},
 };
 use crate::{
     connect::{NoConnection, OPERATOR, OpenedUdp, word_of_udp},
     parting::FormerTunnel,
     roster::{EdgeTunnel, LocalClient},
 };
+
+/// The reason for a tunnel that was not opened, because its client had left.
+const CLIENT_GONE: &str = "client_gone";
 
 /// Carries a flow.
 pub(super) struct Carrier {
@@ -45,21 +48,21 @@ impl Carrier {
     /// Opens the tunnel and carries it until it ends, or until the flow is closed.
     pub(super) async fn run(self) -> Arc<Flow> {
         let secret = TunnelSecret::new();
-        let opening = async {
-            let opened = self.open(secret, None).await.ok();
-            if opened.is_none() {
-                // Payloads that arrive for the target meanwhile do not justify another request.
-                sleep(self.shared.backoff.0).await;
-            }
-            opened
-        };
         let opened = tokio::select! {
-            opened = opening => opened,
+            opened = self.open(secret, None) => Some(opened),
             () = self.flow.closed() => None,
         };
-        if let Some(opened) = opened {
-            self.shared.access.counters.tunnels_opened.inc();
-            self.carry(opened, secret).await;
+        match opened {
+            Some(Ok(opened)) => {
+                self.shared.access.counters.tunnels_opened.inc();
+                self.carry(opened, secret).await;
+            }
+            // Payloads that arrive for the target meanwhile do not justify another request.
+            Some(Err(_)) => _ = timeout(self.shared.backoff.0, self.flow.closed()).await,
+            None => {
+                let reason = self.flow.inbox().closed.filter(|reason| *reason == EVICTED).unwrap_or(CLIENT_GONE);
+                self.shared.access.deny(&self.client, Some((Protocol::Udp, &self.flow.target)), reason);
+            }
         }
         let mut inbox = self.flow.inbox();
         self.shared.access.counters.dropped_waiting.inc_by(inbox.payloads.len() as u64);

@@ -13,6 +13,9 @@ use tokio::sync::OwnedSemaphorePermit;
 /// How many bytes may wait for a tunnel, and how many may come out of one in one turn.
 pub(super) const WAITING_BYTES: usize = 64 * 1024;
 
+/// The access log's word for a tunnel that made room for the tunnel to another target.
+pub(super) const EVICTED: &str = "evicted";
+
 /// The payloads to and from one target.
 pub(super) struct Flow {
     pub(super) target: Target,
