@@ -37,7 +37,7 @@ use tokio_rustls::{
     rustls::{Error as TlsError, pki_types::ServerName},
 };
 
-use super::table::printable;
+use super::{piped::file_of, table::printable};
 
 /// How long a server may take to accept a connection, and then for the TLS handshake.
 const CONNECTING: Duration = Duration::from_secs(10);
@@ -180,7 +180,7 @@ async fn send(arguments: &Arguments) -> Result<Response<Incoming>> {
         request = request.header("x-paced-class", class);
     }
     if let Some(file) = &arguments.key_file {
-        request = request.header("authorization", serving::gateway::read_key(file)?);
+        request = request.header("authorization", serving::gateway::read_key(&file_of(file).await?)?);
     }
     let request = request.body(Full::new(Bytes::from(body.to_string()))).context("write --class in printable ASCII")?;
     let stream = timeout(CONNECTING, TcpStream::connect(authority)).await.unwrap_or_else(|late| Err(late.into()));
@@ -197,7 +197,10 @@ async fn send(arguments: &Arguments) -> Result<Response<Incoming>> {
 
 /// Begins TLS with the server.
 async fn protect(stream: TcpStream, Arguments { url, ca, .. }: &Arguments) -> Result<TlsStream<TcpStream>> {
-    let trust = ca.as_deref().map(tls::read_certificates).transpose()?.map_or(Trust::System, Trust::Authorities);
+    let trust = match ca {
+        Some(file) => Trust::Authorities(tls::read_certificates(&file_of(file).await?)?),
+        None => Trust::System,
+    };
     let mut config = tls::client_over_tcp(trust)?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     let name = match Target::from_authority(&url.authority)?.host {

@@ -20,6 +20,7 @@ use tonic::{Code, Status, transport::Uri};
 use super::{
     ask::{NoServer, RefusedByServer},
     forward::NotAdmitted,
+    piped::file_of,
     table::printable,
 };
 
@@ -167,8 +168,9 @@ impl Door {
 
 impl Remote<'_> {
     async fn open(&self) -> Result<ControlClient> {
-        let trust = Trust::Authorities(tls::read_certificates(self.authorities)?);
-        let identity = (tls::read_certificates(self.certificate)?, tls::read_key(self.private_key)?);
+        let trust = Trust::Authorities(tls::read_certificates(&file_of(self.authorities).await?)?);
+        let chain = tls::read_certificates(&file_of(self.certificate).await?)?;
+        let identity = (chain, tls::read_key(&file_of(self.private_key).await?)?);
         let opened = api::connect_tcp(self.place.clone(), tls::client_http2(trust, identity)?).await;
         let place = self.place.authority().map(ToString::to_string).unwrap_or_default();
         Ok(opened.map_err(|error| Unreachable::Remote { place, error: cause(&error) })?)

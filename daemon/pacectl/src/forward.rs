@@ -64,7 +64,7 @@ pub(crate) struct NotAdmitted(pub(crate) CredentialsRefused);
 pub(crate) async fn run(arguments: &Arguments, json: bool) -> Result<()> {
     // First, so that a signal ends the command as documented also while it connects.
     let stop = stop()?;
-    let access = arguments.relay.access()?;
+    let access = arguments.relay.access().await?;
     let resources = EdgeResources::default();
     let entrance = resources.entrance(arguments.listen, if arguments.tcp { "tcp" } else { "udp" });
     let datagrams = resources.metrics.datagrams.clone();

@@ -10,6 +10,7 @@ mod models;
 mod options;
 mod paths;
 mod perf;
+mod piped;
 mod policy;
 mod probe;
 mod qlog;

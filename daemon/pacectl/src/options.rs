@@ -19,6 +19,8 @@ use relay_client::{
     error::ConnectError,
 };
 
+use super::piped::file_of;
+
 /// The listener of `paced run` in development mode.
 const DEVELOPMENT_AUTHORITY: &str = "localhost:4433";
 
@@ -50,16 +52,20 @@ pub(crate) struct RelayOptions {
 
 impl RelayOptions {
     /// Returns the relay's address and the credentials to present.
-    pub(crate) fn access(&self) -> Result<Access> {
+    pub(crate) async fn access(&self) -> Result<Access> {
         let token = match (&self.token_file, &self.token_env) {
             (Some(file), _) => Some(TokenSource::File(file.clone())),
             (None, Some(name)) => Some(TokenSource::Environment(name.clone())),
             (None, None) => None,
         };
-        let identity = self.client_cert.clone().zip(self.client_key.clone());
-        let identity = identity.map(|(certificate, private_key)| ClientFiles { certificate, private_key });
+        let identity = match (&self.client_cert, &self.client_key) {
+            (Some(certificate), Some(private_key)) => {
+                Some(ClientFiles { certificate: file_of(certificate).await?, private_key: file_of(private_key).await? })
+            }
+            _ => None,
+        };
         let trust = match (&self.ca, self.pin, &self.relay) {
-            (Some(file), _, _) => TrustSource::Authority(file.clone()),
+            (Some(file), _, _) => TrustSource::Authority(file_of(file).await?),
             (None, Some(fingerprint), _) => TrustSource::Pinned(fingerprint),
             (None, None, Some(_)) => TrustSource::System,
             (None, None, None) => development_trust()?,

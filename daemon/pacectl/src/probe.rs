@@ -87,7 +87,8 @@ pub(crate) async fn run(arguments: &Arguments, as_json: bool) -> Result<()> {
         None if arguments.relay.is_development() => Target { host: Host::Ip([127, 0, 0, 1].into()), port: 4_434 },
         None => return reach(arguments, as_json).await,
     };
-    let endpoint = Endpoint::new(arguments.relay.access()?, options::transport(), <_>::default(), <_>::default())?;
+    let endpoint =
+        Endpoint::new(arguments.relay.access().await?, options::transport(), <_>::default(), <_>::default())?;
     let connected = endpoint.connect().await.map_err(|error| arguments.relay.explain(error))?;
     let link = Link::alone(&connected);
     let (address, handshake) = (connected.address, connected.handshake);
@@ -151,7 +152,8 @@ fn silence(target: &Target, size: u16) -> String {
 /// Checks without a target whether the relay answers and admits this client: requests a target that every relay must
 /// refuse; a relay that requires credentials refuses them first.
 async fn reach(arguments: &Arguments, as_json: bool) -> Result<()> {
-    let endpoint = Endpoint::new(arguments.relay.access()?, options::transport(), <_>::default(), <_>::default())?;
+    let endpoint =
+        Endpoint::new(arguments.relay.access().await?, options::transport(), <_>::default(), <_>::default())?;
     let connected = endpoint.connect().await.map_err(|error| arguments.relay.explain(error))?;
     let (relay, address, handshake) = (connected.relay.clone(), connected.address, connected.handshake);
     let driver = tokio::spawn(drive(connected.connection));
