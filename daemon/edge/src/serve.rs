@@ -214,11 +214,7 @@ impl Clients {
             _ = stream.set_nodelay(true);
             door::buffer_little(&stream);
             let entrance = open.entrance.clone();
-            door.spawn(async move {
-                let free_places = place.as_ref().map_or(0, |place| place.semaphore().available_permits());
-                entrance.serve(stream, from, free_places).await;
-                drop(place);
-            });
+            door.spawn(entrance.serve(stream, from, place));
         }
     }
 }

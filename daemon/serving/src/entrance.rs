@@ -134,11 +134,11 @@ impl<W: GatewayAccess> ModelEntrance<W> {
     }
 
     /// Serves a connection of the client at the address `from` to its end. Until a request of it was complete, the client may have to make
-    /// room for others. `free_places` is the number of further connections that the address accepts.
-    pub async fn serve(self: Arc<Self>, stream: TcpStream, from: SocketAddr, free_places: usize) {
-        // All programs of this host have one address, and so one line.
-        let line_places = if from.ip().to_canonical().is_loopback() { usize::MAX } else { free_places };
-        if let Some((newcomer, mut eviction)) = self.newcomers.enter(from.ip(), line_places).await {
+    /// room for others. `place` is its place among the address's connections.
+    pub async fn serve(self: Arc<Self>, stream: TcpStream, from: SocketAddr, place: Option<OwnedSemaphorePermit>) {
+        // All programs of this host have one address, and so one line, of which none is sent away.
+        let is_local = from.ip().to_canonical().is_loopback();
+        if let Some((newcomer, mut eviction, _place)) = self.newcomers.enter(from.ip(), place, is_local).await {
             tokio::select! {
                 () = self.clone().converse(stream, from, newcomer) => return,
                 () = eviction.comes() => {}

@@ -28,7 +28,7 @@ use rustls::ServerConfig;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
-    sync::watch,
+    sync::{OwnedSemaphorePermit, watch},
     time::timeout,
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
@@ -131,21 +131,16 @@ impl Front {
             _ = stream.set_nodelay(true);
             door::buffer_little(&stream);
             let hall = hall.clone();
-            door.spawn(async move {
-                let free_places = place.as_ref().map_or(0, |place| place.semaphore().available_permits());
-                hall.welcome(stream, from, free_places).await;
-                drop(place);
-            });
+            door.spawn(hall.welcome(stream, from, place));
         }
     }
 }
 
 impl Hall {
-    /// Serves a client that came when there were this many free places.
-    async fn welcome(self: Arc<Self>, stream: TcpStream, from: SocketAddr, free_places: usize) {
-        let Some((newcomer, mut eviction)) = self.newcomers.enter(from.ip(), free_places).await else {
-            return self.turned_away(from);
-        };
+    /// Serves a client that has a place among the connections.
+    async fn welcome(self: Arc<Self>, stream: TcpStream, from: SocketAddr, place: Option<OwnedSemaphorePermit>) {
+        let entered = self.newcomers.enter(from.ip(), place, false).await;
+        let Some((newcomer, mut eviction, _place)) = entered else { return self.turned_away(from) };
         let Some(shown) = &self.shown.0 else {
             let serving = Box::pin(async {
                 match HttpVersion::of_beginning(&stream, self.idle).await {
@@ -302,7 +297,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let mut client = TcpStream::connect(listener.local_addr()?).await?;
         let (stream, from) = listener.accept().await?;
-        tokio::spawn(hall.welcome(stream, from, 4));
+        tokio::spawn(hall.welcome(stream, from, None));
         client.write_all(bytes).await?;
         let mut answer = String::new();
         client.read_to_string(&mut answer).await?;

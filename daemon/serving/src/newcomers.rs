@@ -2,9 +2,10 @@
 //! key, and at an edge a complete request. So connections that stay silent keep no other client out.
 //!
 //! A client has a while to show it, in which nothing evicts it; else, of many honest clients that connect at once, only the last ones would
-//! be served. Without room, and without a client that may be evicted, a further one waits in the line of its address. The next client comes
-//! from the line of the address with the fewest newcomers, so that a long line holds up no other. If there are several such lines, the
-//! client that has waited longest comes, so that many addresses hold up a further one only for a while.
+//! be served. Without room, and without a client that may be evicted, a further one waits in the line of its address. Meanwhile, it gives its
+//! place among the listener's connections back, so that lines keep no other client out. The next client comes from the line of the address
+//! with the fewest newcomers, so that a long line holds up no other. If there are several such lines, the client that has waited longest comes,
+//! so that many addresses hold up a further one only for a while.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -15,14 +16,20 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use role::unidentified_callers::{UnidentifiedCallers, place};
+use role::unidentified_callers::{self, UnidentifiedCallers};
 use tokio::{
-    sync::oneshot,
+    sync::{
+        OwnedSemaphorePermit,
+        oneshot::{self, error::TryRecvError},
+    },
     time::{Instant, timeout_at},
 };
 
 /// The maximum number of newcomers at a listener. They never have more than half of its connections.
 const MOST: usize = 256;
+
+/// The maximum number of clients of a listener that wait without a place among its connections; each takes a descriptor.
+const MOST_WAITING: usize = 1_024;
 
 /// How long a newcomer is not evicted: enough for the handshakes and the first request over a slow path, including a lost packet.
 const GRACE: Duration = Duration::from_secs(2);
@@ -37,10 +44,19 @@ type LetIn = (u64, oneshot::Receiver<Infallible>);
 struct NewcomersNow {
     /// Since when each is one. Dropping a client's sender makes the client leave.
     inside: UnidentifiedCallers<(Instant, oneshot::Sender<Infallible>)>,
-    /// The clients that wait, by their places, with their numbers in the order in which they came.
-    lines: BTreeMap<IpAddr, VecDeque<(u64, oneshot::Sender<LetIn>)>>,
+    /// The clients that wait, by their addresses, in the order in which they came.
+    lines: BTreeMap<IpAddr, VecDeque<Waiting>>,
     /// How many clients have waited so far.
     came: u64,
+}
+
+/// A client that waits.
+struct Waiting {
+    /// How many clients had waited before.
+    came: u64,
+    /// Whether it keeps its place among the listener's connections, so that the maximum of these bounds its line.
+    keeps_place: bool,
+    enters: oneshot::Sender<LetIn>,
 }
 
 /// A client that may be evicted until it may stay. Its end frees its place.
@@ -69,7 +85,7 @@ impl NewcomersNow {
             let next = lines
                 .iter()
                 .filter(|(place, _)| may_enter(place))
-                .min_by_key(|(place, line)| (inside.count_at(**place), line.front().map(|(came, _)| *came)));
+                .min_by_key(|(place, line)| (inside.count_at(**place), line.front().map(|first| first.came)));
             let Some((&place, _)) = next else { return };
             let (stay, leave) = oneshot::channel();
             let now = Instant::now();
@@ -83,18 +99,21 @@ impl NewcomersNow {
             };
             let line = lines.get_mut(&place);
             let first = line.and_then(VecDeque::pop_front);
-            if first.is_none_or(|(_, first)| first.send((number, leave)).is_err()) {
+            if first.is_none_or(|first| first.enters.send((number, leave)).is_err()) {
                 inside.leave(number);
             }
             lines.retain(|_, line| !line.is_empty());
         }
     }
 
-    /// Sends the newest client of the longest line away while more than `most` wait.
-    fn shorten(&mut self, most: usize) {
-        while self.lines.values().map(VecDeque::len).sum::<usize>() > most {
-            let newest = |line: &VecDeque<_>| line.back().map(|(came, _)| *came);
-            let Some(line) = self.lines.values_mut().max_by_key(|line| (line.len(), newest(line))) else { return };
+    /// Sends the newest client of the longest line away while more than [`MOST_WAITING`] wait without a place.
+    fn shorten(&mut self) {
+        // All clients of one address are alike.
+        let has_places = |line: &VecDeque<Waiting>| line.front().is_some_and(|first| first.keeps_place);
+        while self.lines.values().filter(|line| !has_places(line)).map(VecDeque::len).sum::<usize>() > MOST_WAITING {
+            let newest = |line: &VecDeque<Waiting>| line.back().map(|last| last.came);
+            let without_places = self.lines.values_mut().filter(|line| !has_places(line));
+            let Some(line) = without_places.max_by_key(|line| (line.len(), newest(line))) else { return };
             line.pop_back();
             self.lines.retain(|_, line| !line.is_empty());
         }
@@ -110,22 +129,47 @@ impl Newcomers {
         Arc::new(Self(Mutex::new(Some(NewcomersNow { inside, lines: BTreeMap::new(), came: 0 }))))
     }
 
-    /// Adds a client from an address as soon as there is room, or another one may be evicted. Returns `None` if the listener has ended, or
-    /// if more clients wait than the listener has `free_places`, and this one is the newest client in the longest line: clients that wait
-    /// hold places themselves, and must not keep others out.
-    pub(crate) async fn enter(self: &Arc<Self>, from: IpAddr, free_places: usize) -> Option<(Arc<Newcomer>, Eviction)> {
-        let (enters, entered) = oneshot::channel();
+    /// Adds a client from an address as soon as there is room, or another one may be evicted. While the client waits, its `place` among the
+    /// listener's connections is free for others unless it `keeps_place`; it is returned once the client is in and has a place again.
+    /// Returns `None` if the listener has ended, if the client was evicted before it had a place again, or if more than [`MOST_WAITING`]
+    /// clients wait and this one is the newest in the longest line.
+    pub(crate) async fn enter(
+        self: &Arc<Self>,
+        from: IpAddr,
+        mut place: Option<OwnedSemaphorePermit>,
+        keeps_place: bool,
+    ) -> Option<(Arc<Newcomer>, Eviction, Option<OwnedSemaphorePermit>)> {
+        let (enters, mut entered) = oneshot::channel();
         {
             let mut now = self.0.lock();
             let now = now.as_mut()?;
             now.came += 1;
-            now.lines.entry(place(from)).or_default().push_back((now.came, enters));
+            let waiting = Waiting { came: now.came, keeps_place, enters };
+            now.lines.entry(unidentified_callers::place(from)).or_default().push_back(waiting);
             now.settle();
-            now.shorten(free_places);
+            now.shorten();
         }
-        let (number, leave) = entered.await.ok()?;
+        let mut places = None;
+        let (number, leave) = match entered.try_recv() {
+            Ok(entered) => entered,
+            Err(TryRecvError::Closed) => return None,
+            Err(TryRecvError::Empty) => {
+                if !keeps_place {
+                    places = place.take().map(|place| place.semaphore().clone());
+                }
+                entered.await.ok()?
+            }
+        };
         let newcomer = Arc::new(Newcomer { of: self.clone(), number, stay: OnceLock::new() });
-        Some((newcomer, Eviction { of: self.clone(), from: Instant::now() + GRACE, leave }))
+        let mut eviction = Eviction { of: self.clone(), from: Instant::now() + GRACE, leave };
+        if let Some(places) = places {
+            tokio::select! {
+                // No code closes the semaphore.
+                again = places.acquire_owned() => place = again.ok(),
+                () = eviction.comes() => return None,
+            }
+        }
+        Some((newcomer, eviction, place))
     }
 
     /// Evicts all newcomers, because the listener ends. A client that it has accepted is also evicted if it enters later.
@@ -183,7 +227,7 @@ mod tests {
     };
 
     use futures::future::join_all;
-    use tokio::{task::JoinHandle, time::sleep};
+    use tokio::{sync::Semaphore, task::JoinHandle, time::sleep};
 
     use super::*;
 
@@ -192,16 +236,20 @@ mod tests {
     }
 
     /// A client that connects now, and ends after this time. Returns whether it was neither refused nor evicted, and when its end came.
-    fn client(
+    fn client(newcomers: &Arc<Newcomers>, from: IpAddr, stays: Duration) -> JoinHandle<(bool, Duration)> {
+        with_place(newcomers, (from, None), stays)
+    }
+
+    /// Like [`client`], with a place among the connections, which it keeps while it waits if it is on this host.
+    fn with_place(
         newcomers: &Arc<Newcomers>,
-        from: IpAddr,
-        (free_places, stays): (usize, Duration),
+        (from, place): (IpAddr, Option<OwnedSemaphorePermit>),
+        stays: Duration,
     ) -> JoinHandle<(bool, Duration)> {
         let (newcomers, began) = (newcomers.clone(), Instant::now());
         tokio::spawn(async move {
-            let Some((newcomer, mut eviction)) = newcomers.enter(from, free_places).await else {
-                return (false, began.elapsed());
-            };
+            let entered = newcomers.enter(from, place, from.is_loopback()).await;
+            let Some((newcomer, mut eviction, _place)) = entered else { return (false, began.elapsed()) };
             let is_served = tokio::select! {
                 () = sleep(stays) => true,
                 () = eviction.comes() => false,
@@ -219,40 +267,64 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn honest_clients_that_connect_at_once_are_all_served() {
-        let newcomers = Newcomers::new(2_048, 64);
-        let clients = (0..1_000).map(|at| client(&newcomers, address((at % 2) as u8), (1_000, SOON)));
-        let served = join_all(clients.collect::<Vec<_>>()).await;
-        assert!(served.into_iter().all(|client| client.unwrap().0));
-        // Those of one address, at an edge.
-        let newcomers = Newcomers::new(1_024, usize::MAX);
-        let clients = (0..1_000).map(|_| client(&newcomers, Ipv4Addr::LOCALHOST.into(), (usize::MAX, SOON)));
-        let served = join_all(clients.collect::<Vec<_>>()).await;
-        assert!(served.into_iter().all(|client| client.unwrap().0));
+        // At a gateway's own listener and at an edge, which this host's programs share.
+        for (from, most_from_one) in [(address(1), 64), (Ipv4Addr::LOCALHOST.into(), usize::MAX)] {
+            let (newcomers, places) = (Newcomers::new(1_024, most_from_one), Arc::new(Semaphore::new(1_024)));
+            let mut clients = Vec::new();
+            for _ in 0..1_000 {
+                let place = places.clone().acquire_owned().await.ok();
+                clients.push(with_place(&newcomers, (from, place), SOON));
+            }
+            let served = join_all(clients).await;
+            assert_eq!(served.into_iter().filter(|client| client.as_ref().unwrap().0).count(), 1_000, "{from}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_waits_leaves_its_place_to_others_and_is_served_once_it_has_one_again() {
+        let (newcomers, places) = (Newcomers::new(2, 2), Arc::new(Semaphore::new(1)));
+        let place = || places.clone().try_acquire_owned().ok();
+        let first = client(&newcomers, address(1), SOON);
+        let second = with_place(&newcomers, (address(2), place()), SOON);
+        sleep(SOON / 2).await;
+        let other = place();
+        assert!(other.is_some());
+        assert_eq!(first.await.unwrap(), (true, SOON));
+        sleep(SOON).await;
+        assert!(!second.is_finished(), "another one has its place");
+        drop(other);
+        assert_eq!(second.await.unwrap(), (true, SOON * 3));
+
+        let first = client(&newcomers, address(1), HOUR);
+        let local = with_place(&newcomers, (Ipv4Addr::LOCALHOST.into(), place()), SOON);
+        sleep(SOON).await;
+        assert!(place().is_none(), "a client on this host keeps its place");
+        assert_eq!((local.await.unwrap(), first.await.unwrap().0), ((true, GRACE + SOON), false));
     }
 
     #[tokio::test(start_paused = true)]
     async fn silent_clients_make_room_once_they_had_their_time_and_only_if_others_come() {
         let newcomers = Newcomers::new(8, 4);
-        let silent: Vec<_> = (0..4).map(|_| client(&newcomers, address(1), (8, HOUR))).collect();
-        let honest = client(&newcomers, address(1), (8, SOON));
+        let silent: Vec<_> = (0..4).map(|_| client(&newcomers, address(1), HOUR)).collect();
+        let honest = client(&newcomers, address(1), SOON);
         assert_eq!(honest.await.unwrap(), (true, GRACE + SOON));
         sleep(GRACE * 10).await;
         let left: Vec<_> = silent.iter().map(JoinHandle::is_finished).collect();
         assert_eq!(left, [true, false, false, false]);
-        let honest = client(&newcomers, address(2), (8, SOON));
+        let honest = client(&newcomers, address(2), SOON);
         assert_eq!(honest.await.unwrap(), (true, SOON), "the first has left room for it");
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_flood_of_one_address_evicts_no_client_of_another_and_holds_none_up() {
         let newcomers = Newcomers::new(16, 4);
-        let slow = client(&newcomers, address(2), (8, GRACE * 20));
+        let slow = client(&newcomers, address(2), GRACE * 20);
         let refused = Arc::<AtomicUsize>::default();
         let (flood, at_once) = (newcomers.clone(), refused.clone());
         tokio::spawn(async move {
             loop {
                 for _ in 0..50 {
-                    let (silent, at_once) = (client(&flood, address(1), (8, HOUR)), at_once.clone());
+                    let (silent, at_once) = (client(&flood, address(1), HOUR), at_once.clone());
                     tokio::spawn(async move { at_once.fetch_add(usize::from(!silent.await.unwrap().0), Relaxed) });
                 }
                 sleep(Duration::from_millis(100)).await;
@@ -260,7 +332,7 @@ mod tests {
         });
         for _ in 0..20 {
             sleep(GRACE / 2).await;
-            let (is_served, took) = client(&newcomers, address(3), (8, SOON)).await.unwrap();
+            let (is_served, took) = client(&newcomers, address(3), SOON).await.unwrap();
             assert!(is_served && took == SOON, "{took:?}");
         }
         assert!(slow.await.unwrap().0);
@@ -272,10 +344,10 @@ mod tests {
         let newcomers = Newcomers::new(16, 2);
         let flood: Vec<_> = (1..=4).flat_map(|last| [last; 8]).collect();
         for from in flood {
-            client(&newcomers, address(from), (16, HOUR));
+            client(&newcomers, address(from), HOUR);
         }
         sleep(GRACE / 2).await;
-        let (is_served, took) = client(&newcomers, address(9), (16, SOON)).await.unwrap();
+        let (is_served, took) = client(&newcomers, address(9), SOON).await.unwrap();
         assert!(is_served && took <= GRACE, "{took:?}");
     }
 
@@ -286,42 +358,41 @@ mod tests {
             let newcomers = newcomers.clone();
             tokio::spawn(async move {
                 loop {
-                    _ = client(&newcomers, address(last), (64, HOUR)).await;
+                    _ = client(&newcomers, address(last), HOUR).await;
                 }
             });
         }
         sleep(GRACE * 3).await;
-        let (is_served, took) = client(&newcomers, address(200), (64, SOON)).await.unwrap();
+        let (is_served, took) = client(&newcomers, address(200), SOON).await.unwrap();
         assert!(is_served && took <= GRACE * 3, "{took:?}");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn as_many_clients_wait_as_places_are_free_and_those_of_crowded_addresses_are_sent_away_first() {
+    async fn the_clients_that_wait_have_a_bound_and_those_of_crowded_addresses_are_sent_away_first() {
         let newcomers = Newcomers::new(16, 8);
-        let clients: Vec<_> = (1..=16).map(|last| client(&newcomers, address(last), (4, HOUR))).collect();
+        let clients: Vec<_> = (1..=12).map(|last| client(&newcomers, address(last), HOUR)).collect();
+        let crowd: Vec<_> = (0..MOST_WAITING).map(|_| client(&newcomers, address(12), HOUR)).collect();
         sleep(SOON).await;
         let left = |clients: &[JoinHandle<_>]| clients.iter().filter(|client| client.is_finished()).count();
-        assert_eq!(left(&clients), 4, "8 are in and 4 wait");
-        let crowd: Vec<_> = (0..4).map(|_| client(&newcomers, address(12), (6, HOUR))).collect();
+        assert_eq!((left(&clients), left(&crowd)), (0, 4), "8 are in, and 4 wait besides the crowd");
+        let single = client(&newcomers, address(17), SOON);
         sleep(SOON).await;
-        assert_eq!((left(&clients), left(&crowd)), (4, 2));
-        let single = client(&newcomers, address(17), (6, SOON));
-        sleep(SOON).await;
-        assert_eq!((left(&crowd), single.is_finished()), (3, false));
-        assert_eq!(single.await.unwrap(), (true, GRACE - SOON * 2 + SOON));
+        assert_eq!((left(&crowd), single.is_finished()), (5, false));
+        assert!(crowd.last().unwrap().is_finished() && !crowd[0].is_finished());
+        assert_eq!(single.await.unwrap(), (true, GRACE - SOON + SOON));
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_end_of_a_listener_evicts_newcomers_and_clients_that_enter_after_it_but_no_known_ones() {
         let newcomers = Newcomers::new(4, 16);
-        let (known, mut known_leaves) = newcomers.enter(address(1), 4).await.unwrap();
+        let (known, mut known_leaves, _) = newcomers.enter(address(1), None, false).await.unwrap();
         known.may_stay_if(|| true);
-        let new = [2, 3, 4].map(|last| client(&newcomers, address(last), (4, HOUR)));
+        let new = [2, 3, 4].map(|last| client(&newcomers, address(last), HOUR));
         sleep(GRACE / 2).await;
         newcomers.evict_all();
         let [first, second, waiting] = new;
         assert_eq!([first.await.unwrap().0, second.await.unwrap().0, waiting.await.unwrap().0], [false; 3]);
-        assert!(newcomers.enter(address(5), 4).await.is_none());
+        assert!(newcomers.enter(address(5), None, false).await.is_none());
         assert!(tokio::time::timeout(GRACE * 2, known_leaves.comes()).await.is_err());
     }
 }

@@ -162,7 +162,7 @@ async fn begin<W: GatewayAccess>(entrance: &Arc<ModelEntrance<W>>, bytes: &str) 
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     let (stream, from) = listener.accept().await.unwrap();
-    let task = tokio::spawn(entrance.clone().serve(stream, from, 4));
+    let task = tokio::spawn(entrance.clone().serve(stream, from, None));
     client.write_all(bytes.as_bytes()).await.unwrap();
     (client, task)
 }
@@ -248,7 +248,7 @@ async fn send_to(
     let mut client = TcpStream::connect(address).await?;
     let (stream, from) = listener.accept().await?;
     let entrance = ModelEntrance::new(Nowhere::Refused, classes(address), limits(1, Arc::default()), access);
-    tokio::spawn(entrance.serve(stream, from, 4));
+    tokio::spawn(entrance.serve(stream, from, None));
     let head = format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{fields}\r\n\r\n");
     client.write_all(head.as_bytes()).await?;
     client.write_all(&vec![b'x'; body_bytes]).await?;
@@ -438,7 +438,7 @@ async fn by_http_2(limits: ClientLimits, bodies: &[Pieces]) -> Vec<u16> {
     let from = ([127, 0, 0, 1], 80).into();
     let classes = RequestClasses::new(None, from);
     let entrance = ModelEntrance::new(Nowhere::Refused, classes, limits, Arc::default());
-    let (newcomer, _) = entrance.newcomers.enter(from.ip(), 0).await.unwrap();
+    let (newcomer, ..) = entrance.newcomers.enter(from.ip(), None, true).await.unwrap();
     tokio::spawn(entrance.talk(theirs, HttpVersion::Two, from, newcomer));
     let (mut requests, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(ours)).await.unwrap();
     tokio::spawn(connection);
