@@ -136,7 +136,7 @@ impl<W: GatewayAccess> ModelEntrance<W> {
     /// Serves a connection of the client at the address `from` to its end. Until a request of it was complete, the client may have to make
     /// room for others. `place` is its place among the address's connections.
     pub async fn serve(self: Arc<Self>, stream: TcpStream, from: SocketAddr, place: Option<OwnedSemaphorePermit>) {
-        // All programs of this host have one address, and so one line, of which none is sent away.
+        // All programs of this host have one address, and so one line. None of them is sent away.
         let is_local = from.ip().to_canonical().is_loopback();
         if let Some((newcomer, mut eviction, _place)) = self.newcomers.enter(from.ip(), place, is_local).await {
             tokio::select! {

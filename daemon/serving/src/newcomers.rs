@@ -2,10 +2,10 @@
 //! key, and at an edge a complete request. So connections that stay silent keep no other client out.
 //!
 //! A client has a while to show it, in which nothing evicts it; else, of many honest clients that connect at once, only the last ones would
-//! be served. Without room, and without a client that may be evicted, a further one waits in the line of its address. Meanwhile, it gives its
-//! place among the listener's connections back, so that lines keep no other client out. The next client comes from the line of the address
-//! with the fewest newcomers, so that a long line holds up no other. If there are several such lines, the client that has waited longest comes,
-//! so that many addresses hold up a further one only for a while.
+//! be served. Without room, and without a client that may be evicted, a further one waits in the line of its address. Meanwhile, it gives
+//! its place among the listener's connections back, so that lines keep no other client out. The next client comes from the line of the
+//! address with the fewest newcomers, so that a long line holds up no other. If there are several such lines, the client that has waited
+//! longest comes, so that many addresses hold up a further one only for a while.
 
 use std::{
     collections::{BTreeMap, VecDeque},
