@@ -8,10 +8,11 @@ use std::{
 };
 
 use api::v1;
+use bpf::{egress::Egress, mark::Tag};
 use lab::{
     client::Client,
     process::{Held, Process, child_of, send_signal, wait_for},
-    site::{Family, SOON, Site, Terms},
+    site::{Counts, Family, SOON, Site, Terms},
 };
 
 pub const KERNEL: &str = "[kernel]\ndevices = [\"client\", \"target\"]";
@@ -54,12 +55,23 @@ fn has_ended(pid: u32) -> bool {
 
 /// The IDs of the kernel objects of one kind (`prog_id`, `link_id`) that a process holds.
 pub fn held(pid: u32, kind: &str) -> Vec<String> {
+    descriptors(pid).iter().filter_map(|text| value_of(text, kind)).collect()
+}
+
+/// What the kernel says about each descriptor of a process.
+fn descriptors(pid: u32) -> Vec<String> {
     let infos = fs::read_dir(format!("/proc/{pid}/fdinfo")).unwrap().flatten();
-    let texts = infos.filter_map(|entry| fs::read_to_string(entry.path()).ok());
-    let id = |text: String| {
-        text.lines().find_map(|line| Some(line.strip_prefix(kind)?.strip_prefix(":")?.trim().to_owned()))
-    };
-    texts.filter_map(id).collect()
+    infos.filter_map(|entry| fs::read_to_string(entry.path()).ok()).collect()
+}
+
+fn value_of(text: &str, key: &str) -> Option<String> {
+    text.lines().find_map(|line| Some(line.strip_prefix(key)?.strip_prefix(":")?.trim().to_owned()))
+}
+
+/// Takes a program off its device, as an administrator can.
+fn detach(link: &str) {
+    let done = Command::new("bpftool").args(["link", "detach", "id", link]).output().unwrap();
+    assert!(done.status.success(), "{done:?}");
 }
 
 fn exists(object: &str, id: &str) -> bool {
@@ -398,8 +410,7 @@ fn a_detached_program_is_attached_again() {
     site.relay.wait_for_line("ready", SOON).unwrap();
     let links = held(monitor_of(&site.relay), "link_id");
     let detached = &links[0];
-    let done = Command::new("bpftool").args(["link", "detach", "id", detached]).output().unwrap();
-    assert!(done.status.success(), "{done:?}");
+    detach(detached);
     let is_back = || {
         let now = held(monitor_of(&site.relay), "link_id");
         (now.len() == links.len() && !now.contains(detached)).then_some(())
@@ -407,6 +418,28 @@ fn a_detached_program_is_attached_again() {
     wait_for("the program to be back", SOON, is_back).unwrap();
     site.relay.wait_for_line("another program removed it; attached again", SOON).unwrap();
     site.wait_for_counts("the count", |counts| counts.sum("kernel_restored_parts_total{") == 1).unwrap();
+    assert_eq!(all_in_force(&site), [true; 3]);
+}
+
+#[test]
+fn a_program_that_another_one_hid_before_it_was_detached_counts_as_restored() {
+    lab::ring!(Netns);
+    let site = site();
+    site.relay.wait_for_line("ready", SOON).unwrap();
+    let is_tcx = |text: &&String| value_of(text, "link_type").as_deref() == Some("tcx");
+    let links: Vec<_> = descriptors(monitor_of(&site.relay)).iter().filter(is_tcx).cloned().collect();
+    if links.is_empty() {
+        let test = "a_program_that_another_one_hid_before_it_was_detached_counts_as_restored";
+        return lab::report::skipped(test, "this kernel has no tcx");
+    }
+    let mut other = Egress::load(Tag::default()).unwrap();
+    site.chain.relay.run(|| other.attach("client", false)).unwrap().unwrap();
+    let part = "{device=\"client\",part=\"egress\"}";
+    let is_hidden = |counts: &Counts| counts.of(&format!("kernel_enforced{part}")) == 0;
+    site.wait_for_counts("the other program to be seen", is_hidden).unwrap();
+    links.iter().filter_map(|text| value_of(text, "link_id")).for_each(|link| detach(&link));
+    let is_restored = |counts: &Counts| counts.of(&format!("kernel_restored_parts_total{part}")) == 1;
+    site.wait_for_counts("the count", is_restored).unwrap();
     assert_eq!(all_in_force(&site), [true; 3]);
 }
 

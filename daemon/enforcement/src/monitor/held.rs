@@ -85,6 +85,9 @@ struct Held<'a> {
     is_ready: bool,
     /// Shows other monitors of this network namespace, by the index of each device whose `fq` the ledger has, that this one is alive.
     claims: BTreeMap<u32, UnixDatagram>,
+    /// The programs that are set up, also if another program that comes first may hide packets from them: only another program can have
+    /// removed one.
+    set_up: BTreeSet<(String, KernelPart)>,
     /// The parts that were set up again since the peer was last told, because another program had removed them.
     restored: BTreeSet<(String, KernelPart)>,
 }
@@ -108,6 +111,7 @@ impl<'a> Held<'a> {
             told_programs: Vec::new(),
             is_ready: false,
             claims: BTreeMap::new(),
+            set_up: BTreeSet::new(),
             restored: BTreeSet::new(),
         }
     }
@@ -146,6 +150,7 @@ impl<'a> Held<'a> {
             if self.devices.insert(device.clone(), index) != Some(index) {
                 // What was set up on the previous device of that name is gone with the device, unless the device was only renamed.
                 self.parts.retain(|(of, _), _| of != device);
+                self.set_up.retain(|(of, _)| of != device);
                 for of in [&mut self.entries.clsact, &mut self.entries.fq] {
                     of.retain(|changed| NetworkDevice::exists(changed.index));
                 }
@@ -155,6 +160,7 @@ impl<'a> Held<'a> {
                 let key = (device.clone(), part);
                 if let (Some(why), KernelPart::Egress | KernelPart::Ingress) = (&doubled, part) {
                     self.detach(device, part);
+                    self.set_up.remove(&key);
                     self.parts.insert(key, Err(why.clone()));
                     continue;
                 }
@@ -179,12 +185,15 @@ impl<'a> Held<'a> {
                     }),
                     // Judged above.
                     KernelPart::Egress => false,
-                    KernelPart::Ingress => matches!(&self.ingress, Some(Ok(ingress)) if ingress.is_attached(device)),
+                    KernelPart::Ingress => self.is_guarded(device),
                 });
                 if was_in_force && stands {
                     continue;
                 }
-                let was_own = part != KernelPart::Fq || index.is_some_and(|index| self.has_set_fq(index));
+                let was_set_up = match part {
+                    KernelPart::Fq => was_in_force && index.is_some_and(|index| self.has_set_fq(index)),
+                    KernelPart::Egress | KernelPart::Ingress => self.set_up.contains(&key),
+                };
                 let outcome = match part {
                     KernelPart::Fq => match &roots {
                         Ok(roots) => self.set_fq(device, index, roots),
@@ -193,8 +202,15 @@ impl<'a> Held<'a> {
                     KernelPart::Egress => self.attach_egress(device, index),
                     KernelPart::Ingress => self.attach_ingress(device),
                 };
-                let is_own = part != KernelPart::Fq || index.is_some_and(|index| self.has_set_fq(index));
-                if was_in_force && was_own && is_own && outcome.is_ok() {
+                let is_set_up = index.is_some_and(|index| match part {
+                    KernelPart::Fq => outcome.is_ok() && self.has_set_fq(index),
+                    KernelPart::Egress => self.egress_outcome(device, index).is_some(),
+                    KernelPart::Ingress => self.is_guarded(device),
+                });
+                if is_set_up && part != KernelPart::Fq {
+                    self.set_up.insert(key.clone());
+                }
+                if was_set_up && is_set_up {
                     self.restored.insert(key.clone());
                 }
                 self.parts.insert(key, outcome.map_err(|error| first_line(&format!("{error:#}")).to_owned()));
@@ -211,6 +227,11 @@ impl<'a> Held<'a> {
             (KernelPart::Ingress, _, Some(Ok(ingress))) => ingress.detach(device),
             _ => {}
         }
+    }
+
+    /// Whether the XDP program is attached to a device.
+    fn is_guarded(&self, device: &str) -> bool {
+        matches!(&self.ingress, Some(Ok(ingress)) if ingress.is_attached(device))
     }
 
     /// Returns how the attached tc program is in force on a device, or why it is not; `None` if it is not attached.

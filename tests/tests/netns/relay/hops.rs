@@ -191,7 +191,8 @@ fn a_tcp_connection_through_a_silent_first_relay_of_two_ends_after_five_seconds_
     let hops = Hops::new();
     let _echo = hops.end.echo(7).unwrap();
     hops.end.echo_tcp(80).unwrap();
-    let mut beside = hops.site.start_beside("auth = \"token\"", &format!("[log]\n{}", sections(&hops.token_digest))).unwrap();
+    let mut beside =
+        hops.site.start_beside("auth = \"token\"", &format!("[log]\n{}", sections(&hops.token_digest))).unwrap();
     let edge = hops.edge_of_two();
     let stalls = CpuStalls::watch(&[hops.site.relay.id(), hops.second_relay.id(), edge.id()]).unwrap();
     let socket = application(&hops.site, LISTEN);
