@@ -15,6 +15,7 @@ pub mod kept;
 pub mod labelled;
 pub mod limits;
 pub mod month;
+pub mod newcomers;
 pub mod own_sockets;
 pub mod ready;
 pub mod receive_rate;

@@ -39,7 +39,11 @@ use masque::{
 };
 use openai::{OpenAiError, RoutingFields};
 use quic::class::{Since, Terms};
-use role::{access::AccessLog, holder::Holder};
+use role::{
+    access::AccessLog,
+    holder::Holder,
+    newcomers::{Newcomer, Newcomers},
+};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
@@ -58,7 +62,6 @@ use crate::{
     departure::Departure,
     gateway::{Bodies, Body, BodyShare, Failure, read_body},
     load_permille, message,
-    newcomers::{Newcomer, Newcomers},
     routes::limits,
 };
 

@@ -23,6 +23,7 @@ use role::{
     access::served::Served,
     classes::Classes,
     door::{self, Door},
+    newcomers::{Eviction, Newcomer, Newcomers},
 };
 use rustls::ServerConfig;
 use tokio::{
@@ -39,7 +40,6 @@ use crate::{
     gateway::{Asker, Exchange, Gateway, ResponseBody, TcpExchange, acknowledge},
     message,
     metrics::GatewayMetrics,
-    newcomers::{Eviction, Newcomer, Newcomers},
 };
 
 /// How long a TLS handshake may take.

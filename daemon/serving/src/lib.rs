@@ -14,7 +14,7 @@
 //! | [`entrance`] | a client's connection to an edge |
 //! | [`classes`] | which class a request is of, by the rules of the policy, at an edge and at a gateway |
 //! | [`front`] | a gateway's own listener, for clients without an edge |
-//! | `connection`, `newcomers`, `departure` | a client's connection, its place until the client is known, and why its requests end early |
+//! | `connection`, `departure` | a client's connection, and why its requests end early |
 //! | [`gateway`] | requests that arrive as HTTP/3 streams, and how they are handled |
 //! | [`in_force`] | the gateway and the classes in force, for all listeners |
 //! | [`routes`] | which model answers: the inputs of `sched::route`, and what answers teach it |
@@ -38,7 +38,6 @@ pub mod learned;
 pub mod live;
 mod message;
 pub mod metrics;
-mod newcomers;
 pub mod routes;
 pub mod view;
 pub mod watch;

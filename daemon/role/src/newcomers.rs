@@ -16,7 +16,6 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use role::unidentified_callers::{self, UnidentifiedCallers};
 use tokio::{
     sync::{
         OwnedSemaphorePermit,
@@ -24,6 +23,8 @@ use tokio::{
     },
     time::{Instant, timeout_at},
 };
+
+use super::unidentified_callers::{self, UnidentifiedCallers};
 
 /// The maximum number of newcomers at a listener. They never have more than half of its connections.
 const MOST: usize = 256;
@@ -35,7 +36,7 @@ const MOST_WAITING: usize = 1_024;
 const GRACE: Duration = Duration::from_secs(2);
 
 /// The newcomers at one listener; `None` once it ends.
-pub(crate) struct Newcomers(Mutex<Option<NewcomersNow>>);
+pub struct Newcomers(Mutex<Option<NewcomersNow>>);
 
 /// The number of a client that was let in, and a receiver that closes once it has to leave.
 type LetIn = (u64, oneshot::Receiver<Infallible>);
@@ -60,7 +61,7 @@ struct Waiting {
 }
 
 /// A client that may be evicted until it may stay. Its end frees its place.
-pub(crate) struct Newcomer {
+pub struct Newcomer {
     of: Arc<Newcomers>,
     number: u64,
     /// Set once the client may stay.
@@ -68,7 +69,7 @@ pub(crate) struct Newcomer {
 }
 
 /// The wait of a newcomer for its eviction.
-pub(crate) struct Eviction {
+pub struct Eviction {
     of: Arc<Newcomers>,
     /// When it may be evicted at the earliest.
     from: Instant,
@@ -123,7 +124,8 @@ impl NewcomersNow {
 impl Newcomers {
     /// Returns an empty set for a listener with this maximum of connections. At most `most_from_one` of its newcomers come from one IPv4
     /// address, or one IPv6 /64.
-    pub(crate) fn new(max_connections: usize, most_from_one: usize) -> Arc<Self> {
+    #[must_use]
+    pub fn new(max_connections: usize, most_from_one: usize) -> Arc<Self> {
         let most = (max_connections / 2).clamp(1, MOST);
         let inside = UnidentifiedCallers::new(most, most_from_one);
         Arc::new(Self(Mutex::new(Some(NewcomersNow { inside, lines: BTreeMap::new(), came: 0 }))))
@@ -131,9 +133,9 @@ impl Newcomers {
 
     /// Adds a client from an address as soon as there is room, or another one may be evicted. While the client waits, its `place` among the
     /// listener's connections is free for others unless it `keeps_place`; it is returned once the client is in and has a place again.
-    /// Returns `None` if the listener has ended, if the client was evicted before it had a place again, or if more than [`MOST_WAITING`]
-    /// clients wait and this one is the newest in the longest line.
-    pub(crate) async fn enter(
+    /// Returns `None` if the listener has ended, if the client was evicted before it had a place again, or if more than 1,024 clients wait
+    /// without a place and this one is the newest in the longest line.
+    pub async fn enter(
         self: &Arc<Self>,
         from: IpAddr,
         mut place: Option<OwnedSemaphorePermit>,
@@ -173,7 +175,7 @@ impl Newcomers {
     }
 
     /// Evicts all newcomers, because the listener ends. A client that it has accepted is also evicted if it enters later.
-    pub(crate) fn evict_all(&self) {
+    pub fn evict_all(&self) {
         *self.0.lock() = None;
     }
 
@@ -189,7 +191,7 @@ impl Newcomers {
 
 impl Newcomer {
     /// Lets a known client stay without a limit.
-    pub(crate) fn may_stay_if(&self, is_known: impl FnOnce() -> bool) {
+    pub fn may_stay_if(&self, is_known: impl FnOnce() -> bool) {
         // Once the client is out of the list, this is the only holder of its sender.
         if self.stay.get().is_none()
             && is_known()
@@ -208,7 +210,7 @@ impl Drop for Newcomer {
 
 impl Eviction {
     /// Completes when the newcomer has to leave.
-    pub(crate) async fn comes(&mut self) {
+    pub async fn comes(&mut self) {
         if timeout_at(self.from, &mut self.leave).await.is_err() {
             // A client that waits may take its place from now on.
             if let Some(now) = self.of.0.lock().as_mut() {
