@@ -40,8 +40,13 @@ impl Pace {
     /// nanosecond round up, so that the rate is never exceeded.
     pub fn sent(&mut self, now_ns: u64, bytes: u64) {
         let departure_ns = self.next_ns.max(now_ns.saturating_sub(self.burst_ns));
-        let length_ns = bytes.saturating_mul(NS_PER_SEC).div_ceil(self.bytes_per_sec);
-        self.next_ns = departure_ns.saturating_add(length_ns);
+        self.next_ns = departure_ns.saturating_add(self.length_ns(bytes));
+    }
+
+    /// Returns how long `bytes` take at the rate, in nanoseconds; fractions round up.
+    #[must_use]
+    pub const fn length_ns(&self, bytes: u64) -> u64 {
+        bytes.saturating_mul(NS_PER_SEC).div_ceil(self.bytes_per_sec)
     }
 
     /// Notes that `bytes` that were given a departure time will not leave: later packets may leave that much earlier, so the

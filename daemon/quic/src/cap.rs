@@ -1,26 +1,89 @@
 //! Rates that traffic of a class or of a user shares, and the departures that are reserved under them.
 
-use std::sync::Arc;
+use std::{mem::replace, sync::Arc};
 
+use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
-use sched::pace::Pace;
+use sched::{pace::Pace, stream::Level};
 
 /// How many bytes of a stream count as one packet, for classes with a limit in packets per second.
 pub(crate) const STREAM_BYTES_PER_PACKET: u64 = 1_200;
 
 /// A limit that all traffic of a class or of a user shares, in bytes or packets per second or both ([`Pace`]). Departures
 /// are reserved in the order of turns, so waiting for one costs no other stream or tunnel its turn.
+///
+/// Loads of the high level wait for no load of the low level. They take their time from the low level: each postpones the departures that
+/// the low level waits for. A class has one level, so only the traffic of a user can have both.
 #[derive(Debug)]
 pub struct Cap {
-    paces: Mutex<Paces>,
+    state: Mutex<CapState>,
     turn_bytes: u64,
 }
 
 #[derive(Debug)]
-struct Paces {
-    bytes: Option<Pace>,
+struct CapState {
+    bytes: Option<Paces>,
     /// Counts one "byte" per packet.
-    packets: Option<Pace>,
+    packets: Option<Paces>,
+    /// How long all loads of the high level have taken together, in nanoseconds.
+    high_ns: u64,
+}
+
+/// The limit in one unit.
+#[derive(Clone, Copy, Debug)]
+struct Paces {
+    /// Of both levels together: when the next load of the low level may leave.
+    all: Pace,
+    /// Of the high level alone: when the next load of the high level may leave.
+    high: Pace,
+}
+
+impl Paces {
+    fn ready_at(&self, now_ns: u64, level: Level) -> u64 {
+        match level {
+            Level::High => self.high.ready_at(now_ns),
+            Level::Low => self.all.ready_at(now_ns),
+        }
+    }
+
+    /// Charges a load that leaves at `at_ns`; returns how long it takes.
+    fn sent(&mut self, at_ns: u64, amount: u64, level: Level) -> u64 {
+        self.all.sent(at_ns, amount);
+        if level == Level::High {
+            self.high.sent(at_ns, amount);
+        }
+        self.all.length_ns(amount)
+    }
+
+    /// Takes back the charge for a load that will not leave; returns how long it would have taken.
+    fn give_back(&mut self, amount: u64, level: Level) -> u64 {
+        self.all.give_back(amount);
+        if level == Level::High {
+            self.high.give_back(amount);
+        }
+        self.all.length_ns(amount)
+    }
+}
+
+impl CapState {
+    fn reserve(&mut self, now_ns: u64, bytes: u64, packets: u64, level: Level) -> u64 {
+        let ready_ns = |paces: &Option<Paces>| paces.map_or(now_ns, |paces| paces.ready_at(now_ns, level));
+        let at_ns = ready_ns(&self.bytes).max(ready_ns(&self.packets));
+        let took = |paces: &mut Option<Paces>, amount| paces.as_mut().map_or(0, |of| of.sent(at_ns, amount, level));
+        let took_ns = took(&mut self.bytes, bytes).max(took(&mut self.packets, packets));
+        if level == Level::High {
+            self.high_ns = self.high_ns.saturating_add(took_ns);
+        }
+        at_ns
+    }
+
+    fn give_back(&mut self, bytes: u64, packets: u64, level: Level) {
+        let took = |paces: &mut Option<Paces>, amount| paces.as_mut().map_or(0, |of| of.give_back(amount, level));
+        let took_ns = took(&mut self.bytes, bytes).max(took(&mut self.packets, packets));
+        if level == Level::High {
+            self.high_ns = self.high_ns.saturating_sub(took_ns);
+        }
+    }
 }
 
 impl Cap {
@@ -33,14 +96,15 @@ impl Cap {
     /// Returns a cap that nothing has used yet; `None` if there is no limit.
     #[must_use]
     pub fn new(bytes_per_sec: Option<u64>, packets_per_sec: Option<u64>) -> Option<Self> {
-        let pace = |per_sec: Option<u64>| per_sec.map(|per_sec| Pace::new(per_sec, Self::BURST_NS));
-        let paces = Paces { bytes: pace(bytes_per_sec), packets: pace(packets_per_sec) };
+        let pace = |per_sec| Pace::new(per_sec, Self::BURST_NS);
+        let paces = |per_sec: Option<u64>| per_sec.map(|per_sec| Paces { all: pace(per_sec), high: pace(per_sec) });
+        let state = CapState { bytes: paces(bytes_per_sec), packets: paces(packets_per_sec), high_ns: 0 };
         let in_packets = packets_per_sec.map(|per_sec| per_sec.saturating_mul(STREAM_BYTES_PER_PACKET));
         let bytes_per_sec = [bytes_per_sec, in_packets].into_iter().flatten().min()?;
         // Whole packets, because each turn counts as whole ones.
         let packets = (bytes_per_sec / Self::TURNS_PER_SEC / STREAM_BYTES_PER_PACKET).max(1);
         let turn_bytes = packets * STREAM_BYTES_PER_PACKET;
-        Some(Self { paces: Mutex::new(paces), turn_bytes })
+        Some(Self { state: Mutex::new(state), turn_bytes })
     }
 
     /// Returns how many bytes of a stream may leave in one turn. A tunnel reserves a departure for one payload at a time, so next to long
@@ -50,34 +114,17 @@ impl Cap {
         self.turn_bytes
     }
 
-    /// Reserves a departure for `bytes` and `packets`, and returns when it is due: `now_ns` or later.
+    /// Charges `bytes` in `packets` of the low level, and returns when they are due: `now_ns` or later.
     pub fn reserve(&self, now_ns: u64, bytes: u64, packets: u64) -> u64 {
-        let mut paces = self.paces.lock();
-        let Paces { bytes: by_bytes, packets: by_packets } = &mut *paces;
-        let ready_ns = |pace: &Option<Pace>| pace.map_or(now_ns, |pace| pace.ready_at(now_ns));
-        let at_ns = ready_ns(by_bytes).max(ready_ns(by_packets));
-        for (pace, sent) in [(by_bytes, bytes), (by_packets, packets)] {
-            if let Some(pace) = pace {
-                pace.sent(at_ns, sent);
-            }
-        }
-        at_ns
+        self.state.lock().reserve(now_ns, bytes, packets, Level::Low)
     }
 
-    /// Reserves a departure as [`reserve`](Self::reserve) does, and returns when it is due, and what gives it back if it is dropped before.
-    pub fn hold(self: &Arc<Self>, now_ns: u64, bytes: u64, packets: u64) -> (u64, Reservation) {
-        (self.reserve(now_ns, bytes, packets), Reservation { cap: self.clone(), bytes, packets })
-    }
-
-    /// Gives back the reservation for `bytes` in `packets` that will not leave.
-    fn give_back(&self, bytes: u64, packets: u64) {
-        let mut paces = self.paces.lock();
-        let Paces { bytes: by_bytes, packets: by_packets } = &mut *paces;
-        for (pace, unsent) in [(by_bytes, bytes), (by_packets, packets)] {
-            if let Some(pace) = pace {
-                pace.give_back(unsent);
-            }
-        }
+    /// Reserves a departure for `bytes` in `packets` of a level, and returns what gives it back if it is dropped before it is
+    /// [spent](Reservation::spend).
+    pub fn hold(self: &Arc<Self>, now_ns: u64, bytes: u64, packets: u64, level: Level) -> Reservation {
+        let mut state = self.state.lock();
+        let due_ns = state.reserve(now_ns, bytes, packets, level);
+        Reservation { cap: self.clone(), bytes, packets, level, due_ns, high_ns: state.high_ns }
     }
 }
 
@@ -87,25 +134,40 @@ pub struct Reservation {
     cap: Arc<Cap>,
     bytes: u64,
     packets: u64,
+    level: Level,
+    due_ns: u64,
+    /// How long the loads of the high level had taken when `due_ns` was last true.
+    high_ns: u64,
 }
 
 impl Reservation {
+    /// Returns when the departure is due: later than before if loads of the high level have come meanwhile, and it is of the low one.
+    pub fn due_ns(&mut self) -> u64 {
+        if self.level == Level::Low {
+            let high_ns = self.cap.state.lock().high_ns;
+            let postponed_ns = high_ns.saturating_sub(replace(&mut self.high_ns, high_ns));
+            self.due_ns = self.due_ns.saturating_add(postponed_ns);
+        }
+        self.due_ns
+    }
+
     /// Notes that the departure has come, so that nothing is given back any more.
     pub fn spend(mut self) {
         (self.bytes, self.packets) = (0, 0);
     }
 
-    /// Whether this cap made it.
+    /// Whether this cap made it for a load of this level.
     #[must_use]
-    pub fn is_of(&self, cap: &Arc<Cap>) -> bool {
-        Arc::ptr_eq(&self.cap, cap)
+    pub fn is_of(&self, cap: &Arc<Cap>, level: Level) -> bool {
+        Arc::ptr_eq(&self.cap, cap) && self.level == level
     }
 
     /// Gives back the reservation for unsent bytes and packets, and charges sent bytes and packets without a reservation: an upper layer
     /// may queue more before the departure.
-    pub(crate) fn settle(mut self, now_ns: u64, bytes: u64, packets: u64) {
+    pub fn settle(mut self, now_ns: u64, bytes: u64, packets: u64) {
         if bytes > self.bytes || packets > self.packets {
-            self.cap.reserve(now_ns, bytes.saturating_sub(self.bytes), packets.saturating_sub(self.packets));
+            let (bytes, packets) = (bytes.saturating_sub(self.bytes), packets.saturating_sub(self.packets));
+            self.cap.state.lock().reserve(now_ns, bytes, packets, self.level);
         }
         self.bytes = self.bytes.saturating_sub(bytes);
         self.packets = self.packets.saturating_sub(packets);
@@ -115,8 +177,31 @@ impl Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         if self.bytes > 0 || self.packets > 0 {
-            self.cap.give_back(self.bytes, self.packets);
+            self.cap.state.lock().give_back(self.bytes, self.packets, self.level);
         }
+    }
+}
+
+/// The rate of a user in one direction, which may change while its tunnels are open.
+#[derive(Debug, Default)]
+pub struct UserRate(ArcSwapOption<Cap>);
+
+impl UserRate {
+    /// Puts another limit in force, as of [`Cap::new`]. What has been used of the former one does not count.
+    pub fn set(&self, bytes_per_sec: Option<u64>, packets_per_sec: Option<u64>) {
+        self.0.store(Cap::new(bytes_per_sec, packets_per_sec).map(Arc::new));
+    }
+
+    /// Returns the limit, if there is one.
+    #[must_use]
+    pub fn cap(&self) -> Option<Arc<Cap>> {
+        self.0.load_full()
+    }
+
+    /// Whether there is a limit.
+    #[must_use]
+    pub fn is_limited(&self) -> bool {
+        self.0.load().is_some()
     }
 }
 
@@ -143,5 +228,76 @@ mod tests {
         assert_eq!([1, 15_000, 25_000].map(|packets| turn(None, Some(packets))), [1_200, 1_200, 2_400]);
         assert_eq!(turn(Some(125_000_000), Some(25_000)), 2_400);
         assert_eq!(turn(Some(u64::MAX), Some(u64::MAX)) % 1_200, 0);
+    }
+
+    const MS: u64 = 1_000_000;
+
+    /// Returns a cap under which 1,000 bytes take 1 ms.
+    fn cap() -> Arc<Cap> {
+        Arc::new(Cap::new(Some(1_000_000), None).unwrap())
+    }
+
+    #[test]
+    fn a_load_of_the_high_level_waits_only_for_its_own_level_and_postpones_the_low_one() {
+        let cap = cap();
+        let mut due_ms = |bytes, level| {
+            let mut held = cap.hold(100 * MS, bytes, 1, level);
+            let due_ns = held.due_ns();
+            (held, due_ns / MS)
+        };
+        let (_first, at_ms) = due_ms(20_000, Level::Low);
+        let (mut low, low_ms) = due_ms(1_000, Level::Low);
+        assert_eq!((at_ms, low_ms), (100, 110));
+        // The burst of 10 ms, and 5 ms more.
+        let (_high, at_ms) = due_ms(15_000, Level::High);
+        assert_eq!((at_ms, low.due_ns() / MS, low.due_ns() / MS), (100, 125, 125));
+        let (high, at_ms) = due_ms(15_000, Level::High);
+        assert_eq!((at_ms, due_ms(1_000, Level::Low).1), (105, 141), "the low level waits for all of the high one");
+        drop(high);
+        assert_eq!(low.due_ns() / MS, 125, "what does not leave postpones nothing");
+    }
+
+    #[test]
+    fn both_levels_together_hold_to_the_rate() {
+        let cap = cap();
+        let mut held: [Option<Reservation>; 4] = Default::default();
+        let mut left = [0; 2];
+        for now_ns in (100..1_100).map(|now_ms| now_ms * MS) {
+            // Three tunnels of the low level never run dry; the high level sends at half the rate.
+            if now_ns / MS % 2 == 0 && held[3].is_none() {
+                held[3] = Some(cap.hold(now_ns, 1_000, 1, Level::High));
+            }
+            held[..3].iter_mut().for_each(|low| {
+                low.get_or_insert_with(|| cap.hold(now_ns, 1_000, 1, Level::Low));
+            });
+            for (at, held) in held.iter_mut().enumerate() {
+                if let Some(due) = held.take_if(|held| held.due_ns() <= now_ns) {
+                    due.spend();
+                    left[at / 3] += 1;
+                }
+            }
+        }
+        assert_eq!(left[1], 500, "the high level waits for nothing");
+        assert!((490..=515).contains(&left[0]), "{} loads of the low level in half of 1 s", left[0]);
+    }
+
+    #[test]
+    fn the_high_level_at_the_rate_leaves_nothing_to_the_low_one() {
+        let cap = cap();
+        let (mut low, mut lows, mut high) = (None, 0, None);
+        for now_ns in (100..5_100).map(|now_ms| now_ms * MS) {
+            for _ in 0..20 {
+                high.get_or_insert_with(|| cap.hold(now_ns, 1_000, 1, Level::High));
+                if let Some(due) = high.take_if(|high: &mut Reservation| high.due_ns() <= now_ns) {
+                    due.spend();
+                }
+            }
+            low.get_or_insert_with(|| cap.hold(now_ns, 1_000, 1, Level::Low));
+            if let Some(due) = low.take_if(|low: &mut Reservation| low.due_ns() <= now_ns) {
+                due.spend();
+                lows += 1;
+            }
+        }
+        assert!(lows <= 1, "{lows} loads of the low level");
     }
 }

@@ -16,7 +16,7 @@ use sched::{
     stream::Service,
 };
 
-use super::cap::Cap;
+use super::cap::{Cap, UserRate};
 
 #[cfg(test)]
 mod tests;
@@ -176,6 +176,7 @@ impl Class {
             deadline_ns: self.deadline_ns(signal),
             since: Since::default(),
             signal: signal.copied(),
+            user: None,
             class: self.clone(),
         }
     }
@@ -199,6 +200,8 @@ pub struct Terms {
     pub since: Since,
     /// The priority that was requested.
     pub signal: Option<Priority>,
+    /// The rate of the user toward the other end of QUIC connections, if it may have one. It stays whatever the class is.
+    pub user: Option<Arc<UserRate>>,
     /// The class.
     pub class: Arc<Class>,
 }
@@ -250,7 +253,7 @@ impl Terms {
     /// Returns the terms that result if `signal` replaces the previous signal.
     #[must_use]
     pub fn moved(&self, signal: &Priority) -> Self {
-        Self { since: self.since, ..self.class.terms(Some(signal)) }
+        Self { since: self.since, user: self.user.clone(), ..self.class.terms(Some(signal)) }
     }
 
     /// Returns these terms for a stream or flow that was served on the terms `before`. The signal in `before`, if any, stays: it came
@@ -263,7 +266,13 @@ impl Terms {
     /// Returns the terms that result from a move to another class.
     #[must_use]
     pub fn reclassed(&self, class: &Arc<Class>) -> Self {
-        Self { since: self.since, ..class.terms(self.signal.as_ref()) }
+        Self { since: self.since, user: self.user.clone(), ..class.terms(self.signal.as_ref()) }
+    }
+
+    /// Returns the limit of the user, if there is one.
+    #[must_use]
+    pub fn user_cap(&self) -> Option<Arc<Cap>> {
+        self.user.as_ref()?.cap()
     }
 }
 

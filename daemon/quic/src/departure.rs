@@ -1,77 +1,91 @@
-//! Departure times of classes with a rate: which names wait for one, and until when.
+//! Departure times of classes and users with a rate: which names wait for one, and until when.
 
-use std::{cmp::Reverse, collections::BinaryHeap};
+use std::{cmp::Reverse, collections::BinaryHeap, sync::Arc};
 
-use super::{cap::Reservation, class::Class};
+use sched::stream::Level;
 
-/// When the next bytes of a tunnel or stream may leave, by its class. If they do not leave, the class gets their reservation back.
+use super::{
+    cap::{Cap, Reservation},
+    class::Terms,
+};
+
+/// When the next bytes of a tunnel or stream may leave, by its user and by its class. If they do not leave, both get their reservations
+/// back.
+///
+/// The class's departure is reserved when the user's has come: bytes that their user's rate holds back for long would otherwise delay the
+/// class's other users at once.
 #[derive(Debug, Default)]
-pub enum Departure {
-    /// Not reserved yet.
-    #[default]
-    Unknown,
-    /// Reserved, and waited for.
-    At(u64, Reservation),
-    /// The departure has come; without a reservation if the class has no rate.
-    Due(Option<Reservation>),
+pub struct Departure {
+    held: [Option<Reservation>; 2],
+    /// The time that is waited for.
+    awaited_ns: Option<u64>,
 }
 
 impl Departure {
-    /// Reserves a departure for `bytes` and `packets`, if there is none, and returns until when to wait for it; `None` if
-    /// they may leave now.
-    pub fn wait(&mut self, class: &Class, now_ns: u64, bytes: u64, packets: u64) -> Option<u64> {
-        if matches!(self, Self::Unknown) {
-            *self = match &class.to_peers {
-                None => Self::Due(None),
-                Some(cap) => {
-                    let (at_ns, reservation) = cap.hold(now_ns, bytes, packets);
-                    if at_ns > now_ns { Self::At(at_ns, reservation) } else { Self::Due(Some(reservation)) }
+    /// Reserves departures for `bytes` in `packets`, of the user and of the class in `terms`, as far as they have rates and there is none
+    /// yet. Returns until when to wait; `None` if the bytes may leave now.
+    pub fn wait(&mut self, terms: &Terms, now_ns: u64, bytes: u64, packets: u64) -> Option<u64> {
+        let user = terms.user_cap();
+        self.wait_for([user.as_ref(), terms.class.to_peers.as_ref()], terms.service.level, now_ns, bytes, packets)
+    }
+
+    /// As [`wait`](Self::wait), under the rates `caps` of the user and of the class.
+    pub fn wait_for(
+        &mut self,
+        caps: [Option<&Arc<Cap>>; 2],
+        level: Level,
+        now_ns: u64,
+        bytes: u64,
+        packets: u64,
+    ) -> Option<u64> {
+        if self.awaited_ns.is_none() {
+            let due_ns = |(held, cap): (&mut Option<Reservation>, Option<&Arc<Cap>>)| {
+                if held.is_none() {
+                    *held = cap.map(|cap| cap.hold(now_ns, bytes, packets, level));
                 }
+                held.as_mut().map(Reservation::due_ns).filter(|due_ns| *due_ns > now_ns)
             };
+            self.awaited_ns = self.held.iter_mut().zip(caps).find_map(due_ns);
         }
-        match self {
-            Self::At(at_ns, _) => Some(*at_ns),
-            _ => None,
-        }
+        self.awaited_ns
     }
 
     /// Whether the departure is still ahead.
     #[must_use]
     pub fn is_awaited(&self) -> bool {
-        matches!(self, Self::At(..))
+        self.awaited_ns.is_some()
     }
 
-    /// Notes that the time `at_ns` has come; returns whether it is the departure that was waited for.
+    /// Notes that the time `at_ns` has come; returns whether it was waited for. The next [`wait`](Self::wait) says whether the departure
+    /// has come: the high level may have postponed it, and the class's comes after the user's.
     pub fn come(&mut self, at_ns: u64) -> bool {
-        match std::mem::take(self) {
-            Self::At(awaited_ns, reservation) if awaited_ns == at_ns => {
-                *self = Self::Due(Some(reservation));
-                true
-            }
-            other => {
-                *self = other;
-                false
-            }
-        }
+        self.awaited_ns.take_if(|awaited_ns| *awaited_ns == at_ns).is_some()
     }
 
-    /// Notes that `bytes` have left in `packets`; the class is charged for these, whatever was reserved.
+    /// Notes that `bytes` have left in `packets`; user and class are charged for these, whatever was reserved.
     pub fn left(&mut self, now_ns: u64, bytes: u64, packets: u64) {
-        if let Self::At(_, reservation) | Self::Due(Some(reservation)) = std::mem::take(self) {
-            reservation.settle(now_ns, bytes, packets);
+        for held in std::mem::take(self).held.into_iter().flatten() {
+            held.settle(now_ns, bytes, packets);
         }
     }
 
     /// Notes that the bytes it was reserved for will not leave.
     pub fn give_back(&mut self) {
-        *self = Self::Unknown;
+        *self = Self::default();
     }
 
-    /// Gives back what another class, or the same class with another rate, reserved.
-    pub fn follow(&mut self, class: &Class) {
-        if let Self::At(_, reservation) | Self::Due(Some(reservation)) = self
-            && !class.to_peers.as_ref().is_some_and(|cap| reservation.is_of(cap))
-        {
+    /// Gives back what another class or user, or the same one with another rate or level, reserved.
+    pub fn follow(&mut self, terms: &Terms) {
+        let user = terms.user_cap();
+        self.follow_caps([user.as_ref(), terms.class.to_peers.as_ref()], terms.service.level);
+    }
+
+    /// As [`follow`](Self::follow), to the rates `caps` of the user and of the class.
+    pub fn follow_caps(&mut self, caps: [Option<&Arc<Cap>>; 2], level: Level) {
+        let is_of = |(held, cap): (&Option<Reservation>, Option<&Arc<Cap>>)| {
+            held.as_ref().is_none_or(|held| cap.is_some_and(|cap| held.is_of(cap, level)))
+        };
+        if !self.held.iter().zip(caps).all(is_of) {
             self.give_back();
         }
     }
@@ -102,22 +116,21 @@ impl Departures {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use sched::class::ClassSettings;
 
     use super::*;
+    use crate::{cap::UserRate, class::Class};
 
     const MS: u64 = 1_000_000;
 
-    /// Returns a class of 1,000 bytes per second.
-    fn slow() -> Arc<Class> {
-        Arc::new(Class::of(ClassSettings { rate_down: Some(1_000), ..ClassSettings::named("x") }))
+    /// Returns the terms of a class of 1,000 bytes per second.
+    fn slow() -> Terms {
+        Arc::new(Class::of(ClassSettings { rate_down: Some(1_000), ..ClassSettings::named("x") })).terms(None)
     }
 
-    fn reserve(class: &Class, bytes: u64) -> (Departure, u64) {
+    fn reserve(terms: &Terms, bytes: u64) -> (Departure, u64) {
         let mut departure = Departure::default();
-        let at_ns = departure.wait(class, 0, bytes, 1).unwrap_or_default();
+        let at_ns = departure.wait(terms, 0, bytes, 1).unwrap_or_default();
         (departure, at_ns / MS)
     }
 
@@ -152,7 +165,27 @@ mod tests {
         assert!(!departure.is_awaited());
         assert_eq!(reserve(&class, 1).1, 1_000);
         let (mut departure, _) = reserve(&class, 1_000);
-        departure.follow(&Class::default());
+        departure.follow(&Terms::default());
         assert!(!departure.is_awaited());
+    }
+
+    #[test]
+    fn bytes_wait_for_their_user_and_only_then_take_a_departure_of_their_class() {
+        let (user, other) = (Arc::<UserRate>::default(), slow());
+        user.set(Some(1_000), None);
+        let terms = Terms { user: Some(user.clone()), ..other.clone() };
+        let (mut first, at_ms) = reserve(&terms, 1_000);
+        assert_eq!(at_ms, 0);
+        first.left(0, 1_000, 1);
+        let (mut second, at_ms) = reserve(&terms, 1_000);
+        assert_eq!(at_ms, 1_000);
+        assert_eq!(reserve(&other, 1).1, 1_000, "another user of the class waits for nothing of it");
+        assert!(second.come(1_000 * MS) && !second.is_awaited());
+        let (mut third, at_ms) = reserve(&other, 5_000);
+        third.left(0, 5_000, 1);
+        assert_eq!((at_ms, second.wait(&terms, 1_000 * MS, 1_000, 1)), (1_000, Some(6_000 * MS)), "now for its class");
+        user.set(None, None);
+        second.follow(&terms);
+        assert!(!second.is_awaited());
     }
 }

@@ -258,7 +258,7 @@ impl Driver {
         }
     }
 
-    /// Wakes the streams and flows whose class's departure time has come, and sets the timer for the next.
+    /// Wakes the streams and flows whose departure time has come, and sets the timer for the next.
     fn release(&mut self, cx: &mut Context<'_>) {
         loop {
             let Some(next_ns) = self.of.hub.release(self.of.now_ns()) else {
@@ -277,7 +277,7 @@ impl Driver {
     }
 
     /// Gives turns until enough was handed over, or nothing waits. Returns whether a stream now waits for the departure
-    /// time of its class.
+    /// time of its user or class.
     fn hand_over(&mut self, cx: &mut Context<'_>) -> bool {
         let (Station { hub, ledger }, now_ns) = (self.of.clone(), self.of.now_ns());
         let mut capped = false;

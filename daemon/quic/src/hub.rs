@@ -275,7 +275,7 @@ impl Hub {
         self.lock().turns.discipline()
     }
 
-    /// Wakes the streams and flows whose class's departure time has come; returns the next such time.
+    /// Wakes the streams and flows whose departure time has come; returns the next such time.
     pub(super) fn release(&self, now_ns: u64) -> Option<u64> {
         let mut state = self.lock();
         let State { turns, outbox, .. } = &mut *state;

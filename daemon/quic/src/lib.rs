@@ -13,7 +13,7 @@ pub mod class;
 pub mod clock;
 pub mod congestion;
 pub mod datagrams;
-mod departure;
+pub mod departure;
 pub mod dispatch;
 pub mod endpoint;
 pub mod events;

@@ -104,13 +104,12 @@ impl Accounts {
         self.0.lock()
     }
 
-    /// Puts quotas in force, by user; all other users lose theirs.
-    pub fn set_quotas(&self, quotas: &BTreeMap<String, Quota>) {
+    /// Puts quotas in force, by user; all other users lose theirs. Returns whether the rate of a user from targets has changed.
+    pub fn set_quotas(&self, quotas: &BTreeMap<String, Quota>) -> bool {
         let mut state = self.state();
         state.quotas = quotas.iter().map(|(name, quota)| (name.as_str().into(), *quota)).collect();
-        for (holder, account) in &state.accounts {
-            account.set(&state.quota(holder));
-        }
+        let set = |(holder, account): (&Holder, &Arc<UserAccount>)| account.set(&state.quota(holder));
+        state.accounts.iter().fold(false, |has_changed, account| set(account) | has_changed)
     }
 
     /// Opens a place for a tunnel on an account that may have `tunnels` of them.

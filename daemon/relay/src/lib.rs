@@ -263,7 +263,9 @@ impl Relay {
     /// Puts `rules` in force for new requests. Open tunnels keep their grants, but the quotas of their users apply, and
     /// connections use the schedules of their listeners.
     pub fn replace_rules(&self, rules: Rules) {
-        self.accounts.set_quotas(&rules.quotas);
+        if self.accounts.set_quotas(&rules.quotas) {
+            self.tunnels.all().iter().for_each(|tunnel| tunnel.follow_rate());
+        }
         self.places.set_limits(admission_limits(&rules.limits));
         *self.rules.write() = Arc::new(rules);
         self.schedule_all();

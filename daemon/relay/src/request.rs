@@ -261,7 +261,8 @@ pub async fn admit(
     };
     let asked = origin(next_hop);
     let signal = signal.or_else(|| Priority::from_fields(&head.fields));
-    let terms = relay.classes().classify(&asked.subject()).terms(signal.as_ref());
+    let user = Some(places.user.account.rate_down().clone());
+    let terms = Terms { user, ..relay.classes().classify(&asked.subject()).terms(signal.as_ref()) };
     // The pump of a continued tunnel marks the socket when it receives.
     if continued.is_none() {
         mark(&target.socket(), marked.as_deref(), &terms.class, &relay.resources.metrics);

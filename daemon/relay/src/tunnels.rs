@@ -221,6 +221,11 @@ impl RelayTunnel {
         }
     }
 
+    /// Makes payloads and bytes that wait for its client follow a changed rate of its user.
+    pub(super) fn follow_rate(&self) {
+        self.http.follow_rate(self.stream_id);
+    }
+
     /// Asks it to end.
     pub fn close(&self) {
         self.must_end.store(true, Relaxed);

@@ -30,7 +30,7 @@ use super::{
     RelayMetrics,
     request::{mark, mark_anew},
 };
-use crate::udp_target::{Flush, MESSAGES, TargetError, UdpTarget, UplinkCounters};
+use crate::udp_target::{Flush, TargetError, UdpTarget, UplinkCounters};
 
 /// How many batches one tunnel moves in either direction before other tunnels get a turn.
 const ROUNDS: usize = 8;
@@ -211,7 +211,7 @@ impl UdpPump {
         // The timer is not reset for every packet; when it fires, it is set to the deadline that the last packet gave.
         let waker = waker_ref(&self.timer_stirred);
         while self.idle_timer.as_mut().poll(&mut Context::from_waker(&waker)).is_ready() {
-            if self.gate.is_waiting() {
+            if self.gate.is_waiting() || self.tunnel.is_delayed() {
                 // Payloads that a rate holds back do not move, but the tunnel is not silent.
                 self.last_moved = Instant::now();
             }
@@ -242,13 +242,14 @@ impl UdpPump {
                 }
             }
             let Self { uplink, chunk, .. } = self;
-            let leaving = match self.gate.is_capped() {
+            let leaving = match self.gate.turn() {
                 // A reserved chunk is sent as it is.
                 _ if !chunk.is_empty() => chunk,
-                false => uplink,
-                true => {
+                None => uplink,
+                Some(turn) => {
                     while let Some(payload) = uplink.front()
-                        && !Gate::is_chunk(chunk.bytes(), chunk.len())
+                        && chunk.bytes() < turn.bytes
+                        && chunk.len() < turn.payloads
                     {
                         chunk.push(payload);
                         uplink.pop();
@@ -305,13 +306,7 @@ impl UdpPump {
         let (mut packets, mut bytes) = (0, 0);
         let Self { tunnel, target, gate, target_stirred, target_due, .. } = self;
         let waker = waker_ref(target_stirred);
-        // Under a rate, the user's tunnels take turns of one message: a whole batch would make the others wait for long.
-        let messages = if gate.is_receiving_capped() { 1 } else { MESSAGES };
         let outcome = loop {
-            // While the user's rate delays it, the socket stays due.
-            if gate.poll_receive(cx).is_pending() {
-                break Ok(());
-            }
             // Created with the first payload: most polls find none.
             let (mut unused, mut batch) = (Some(&mut *tunnel), None);
             let mut deliver = |payload: &[u8]| {
@@ -320,7 +315,7 @@ impl UdpPump {
                     batch.push(payload);
                 }
             };
-            match target.poll_recv(&mut Context::from_waker(&waker), messages, &mut deliver) {
+            match target.poll_recv(&mut Context::from_waker(&waker), &mut deliver) {
                 Poll::Pending => {
                     *target_due = false;
                     break Ok(());
@@ -329,7 +324,7 @@ impl UdpPump {
                 Poll::Ready(Ok(received)) => {
                     packets += received.payloads as u64;
                     bytes += received.bytes as u64;
-                    gate.received(TransferCost { bytes: received.bytes as u64, packets: received.payloads as u64 });
+                    gate.received(received.bytes);
                     if received.more {
                         *more = true;
                         break Ok(());

@@ -11,7 +11,7 @@
 //!
 //! ```text
 //! HTTP datagrams → Segments::push … push → flush → one GSO message per run of equal sizes → target
-//! target → GRO → poll_recv(cx, messages, |payload| …) → HTTP datagrams
+//! target → GRO → poll_recv(cx, |payload| …) → HTTP datagrams
 //! ```
 //!
 //! RFC 9298 requires of the socket:
@@ -39,7 +39,6 @@ mod uplink;
 use std::io;
 
 pub use receive::Received;
-pub use receive_memory::MESSAGES;
 pub use share::TargetOrigin;
 pub use socket::{SocketBuffers, UdpTarget, bind_address};
 pub use uplink::{Flush, UplinkCounters};

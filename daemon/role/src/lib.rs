@@ -18,7 +18,6 @@ pub mod month;
 pub mod newcomers;
 pub mod own_sockets;
 pub mod ready;
-pub mod receive_rate;
 pub mod seldom;
 pub mod table;
 pub mod tcp;

@@ -132,6 +132,8 @@ pub struct TcpPump<S = TcpStream> {
     gate: Gate,
     /// Bytes read from the request and not yet written to the socket.
     unwritten: Bytes,
+    /// How many of these may be written now, under the rates of the user and the class.
+    granted: usize,
     /// How many of the socket's bytes are still for the other end; further bytes end the tunnel.
     wanted: u64,
     request_finished: bool,
@@ -220,6 +222,7 @@ impl<S: PumpSocket> TcpPump<S> {
             role,
             gate,
             unwritten: Bytes::new(),
+            granted: 0,
             wanted: u64::MAX,
             request_finished: false,
             socket_finished: false,
@@ -270,7 +273,7 @@ impl<S: PumpSocket> TcpPump<S> {
                         self.judge();
                     }
                     // Bytes that a rate holds back do not move, but the tunnel is not silent.
-                    if self.traffic.bytes() != moved || self.gate.is_waiting() {
+                    if self.traffic.bytes() != moved || self.gate.is_waiting() || self.request.flow.is_delayed() {
                         (moved, quiet_since) = (self.traffic.bytes(), now);
                     } else if idle_due <= now {
                         break End::Idle;
@@ -315,24 +318,33 @@ impl<S: PumpSocket> TcpPump<S> {
     fn poll_to_socket(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), TcpError>> {
         loop {
             while !self.unwritten.is_empty() {
-                if self.gate.poll(cx, TransferCost::of_tcp(self.unwritten.len())).is_pending() {
-                    // The rate of the class or the user holds the bytes, and not the socket.
-                    self.reader = Reader::Takes;
-                    return Poll::Pending;
+                if self.granted == 0 {
+                    let most = self.gate.turn().map_or(usize::MAX, |turn| turn.bytes);
+                    let bytes = self.unwritten.len().min(most);
+                    if self.gate.poll(cx, TransferCost::of_tcp(bytes)).is_pending() {
+                        // The rate of the class or the user holds the bytes, and not the socket.
+                        self.reader = Reader::Takes;
+                        return Poll::Pending;
+                    }
+                    self.granted = bytes;
                 }
-                let Poll::Ready(written) = Pin::new(&mut self.socket).poll_write(cx, &self.unwritten) else {
+                let granted = &self.unwritten[..self.granted];
+                let Poll::Ready(written) = Pin::new(&mut self.socket).poll_write(cx, granted) else {
                     self.reader.refuse();
                     return Poll::Pending;
                 };
                 let written = written?;
                 self.unwritten.advance(written);
+                self.granted -= written;
+                if self.granted == 0 {
+                    self.gate.passed();
+                }
                 self.reader.progress();
                 match self.role {
                     PolicyRole::Relay => self.traffic.add_up(written as u64, 0),
                     PolicyRole::Edge => self.traffic.add_down(written as u64, 0),
                 }
             }
-            self.gate.passed();
             if self.request_finished {
                 return Pin::new(&mut self.socket).poll_shutdown(cx).map_err(TcpError::from);
             }
@@ -355,7 +367,6 @@ impl<S: PumpSocket> TcpPump<S> {
         while !self.socket_finished {
             // A slow peer delays reading from the socket instead of filling our memory.
             ready!(self.request.send.poll_ready(cx))?;
-            ready!(self.gate.poll_receive(cx));
             match ready!(self.poll_read(cx))? {
                 Some(frame) => self.request.send.push(frame),
                 None => {
@@ -401,7 +412,7 @@ impl<S: PumpSocket> TcpPump<S> {
             PolicyRole::Relay => self.traffic.add_down(bytes as u64, 0),
             PolicyRole::Edge => self.traffic.add_up(bytes as u64, 0),
         }
-        self.gate.received(TransferCost::of_tcp(bytes));
+        self.gate.received(bytes);
     }
 }
 

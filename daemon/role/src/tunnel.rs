@@ -152,6 +152,12 @@ impl UdpTunnel {
         self.flow.form()
     }
 
+    /// Whether payloads for the peer wait for the departure time of their user or class.
+    #[must_use]
+    pub fn is_delayed(&self) -> bool {
+        self.flow.is_delayed()
+    }
+
     /// Returns the counts of its losses, which remain valid after its end.
     #[must_use]
     pub fn losses(&self) -> &Arc<datagrams::Losses> {

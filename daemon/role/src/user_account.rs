@@ -6,14 +6,13 @@ use std::sync::{
 };
 
 use admission::strangers::UserFrames;
-use arc_swap::ArcSwapOption;
 use config::quota::Quota;
 use parking_lot::Mutex;
-use quic::cap::Cap;
+use quic::cap::{Cap, UserRate};
 use sched::pace::Pace;
 use tokio::sync::Notify;
 
-use crate::{limits::Gauge, receive_rate::ReceiveRate};
+use crate::limits::Gauge;
 
 /// No quota.
 const UNLIMITED: u64 = u64::MAX;
@@ -27,13 +26,13 @@ pub struct UserAccount {
     pub tunnels: Gauge,
     /// The frames of its connections.
     pub frames: Arc<UserFrames>,
-    up: ArcSwapOption<Cap>,
-    down: ArcSwapOption<ReceiveRate>,
+    up: UserRate,
+    down: Arc<UserRate>,
     quota: Mutex<Quota>,
     monthly_bytes: AtomicU64,
     /// Bytes used this month.
     pub used_bytes: AtomicU64,
-    /// Wakes the tasks of all tunnels: a rate has changed, or the quota is used up.
+    /// Wakes the tasks of all tunnels: the rate to targets has changed, or the quota is used up.
     changed: Notify,
     /// The rate limit of requests. Each request counts as one byte.
     requests: Mutex<Pace>,
@@ -49,8 +48,8 @@ impl Default for UserAccount {
             connections: Gauge::default(),
             tunnels: Gauge::default(),
             frames: Arc::default(),
-            up: ArcSwapOption::empty(),
-            down: ArcSwapOption::empty(),
+            up: UserRate::default(),
+            down: Arc::default(),
             quota: Mutex::default(),
             monthly_bytes: AtomicU64::new(UNLIMITED),
             used_bytes: AtomicU64::new(0),
@@ -61,49 +60,39 @@ impl Default for UserAccount {
 }
 
 impl UserAccount {
-    /// Puts another quota in force, for open tunnels as well. Unchanged rates keep their state.
-    pub fn set(&self, quota: &Quota) {
+    /// Puts another quota in force, for open tunnels as well. Unchanged rates keep their state. Returns whether the rate from targets has
+    /// changed: what waits under the former one must then be told.
+    pub fn set(&self, quota: &Quota) -> bool {
         let mut old = self.quota.lock();
         let of = |quota: &Quota| [(quota.rate_up, quota.packets_up), (quota.rate_down, quota.packets_down)];
         let ([old_up, old_down], [up, down]) = (of(&old), of(quota));
         if old_up != up {
-            self.up.store(Cap::new(up.0, up.1).map(Arc::new));
+            self.up.set(up.0, up.1);
         }
         if old_down != down {
-            self.down.store(ReceiveRate::new(down.0, down.1).map(Arc::new));
+            self.down.set(down.0, down.1);
         }
         self.monthly_bytes.store(quota.monthly_bytes.unwrap_or(UNLIMITED), Relaxed);
         *old = *quota;
         drop(old);
-        if (old_up, old_down) != (up, down) {
-            // Loads that wait for the old rates wait no more.
+        if old_up != up {
+            // Loads that wait for the old rate wait no more.
             self.changed.notify_waiters();
         }
         self.use_up(0);
-    }
-
-    /// Whether traffic to targets is limited to a rate.
-    #[must_use]
-    pub fn has_cap_up(&self) -> bool {
-        self.up.load().is_some()
+        old_down != down
     }
 
     /// Returns the rate to targets, if there is one.
     #[must_use]
     pub fn cap_up(&self) -> Option<Arc<Cap>> {
-        self.up.load_full()
+        self.up.cap()
     }
 
-    /// Whether traffic from targets is limited to a rate.
+    /// Returns the rate toward clients, under which payloads and streams take turns on their connections.
     #[must_use]
-    pub fn has_rate_down(&self) -> bool {
-        self.down.load().is_some()
-    }
-
-    /// Returns the rate from targets, if there is one.
-    #[must_use]
-    pub fn rate_down(&self) -> Option<Arc<ReceiveRate>> {
-        self.down.load_full()
+    pub fn rate_down(&self) -> &Arc<UserRate> {
+        &self.down
     }
 
     /// Takes a turn for a request that arrived at `now_ns`, and returns its time. Returns `None`, and takes no turn, if that
@@ -145,7 +134,7 @@ impl UserAccount {
     /// Completes once the monthly quota is used up.
     pub async fn used_up(&self) {
         loop {
-            // Each change of a rate ends this wait, too, so that the task of the tunnel runs and finds the new rate.
+            // Each change of the rate to targets ends this wait, too, so that the task of the tunnel runs and finds the new rate.
             let mut notified = std::pin::pin!(self.changed.notified());
             // From here on no notification is missed.
             notified.as_mut().enable();
@@ -197,20 +186,19 @@ mod tests {
     }
 
     #[test]
-    fn the_tasks_of_a_users_tunnels_run_when_a_rate_changes() {
+    fn the_tasks_of_a_users_tunnels_run_when_the_rate_to_targets_changes_and_the_caller_learns_of_the_other() {
         let (account, task) = (UserAccount::default(), Arc::<Stirred>::default());
         let mut used_up = pin!(account.used_up());
         let mut is_woken_by = |quota: Quota| {
             assert!(used_up.as_mut().poll(&mut Context::from_waker(&waker(task.clone()))).is_pending());
             task.take(&noop_waker());
-            account.set(&quota);
-            task.take(&noop_waker())
+            (account.set(&quota), task.take(&noop_waker()))
         };
         let (up, down) =
             (Quota { rate_up: Some(1), ..Quota::default() }, Quota { packets_down: Some(1), ..Quota::default() });
         assert_eq!(
             [up, up, down, Quota::default(), Quota::default()].map(&mut is_woken_by),
-            [true, false, true, true, false]
+            [(false, true), (false, false), (true, true), (true, false), (false, false)]
         );
     }
 

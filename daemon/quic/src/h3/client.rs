@@ -183,6 +183,11 @@ impl Client {
         self.change_terms(stream_id, |terms| terms.reclassed(class));
     }
 
+    /// Makes what waits on a request's stream, and in its datagrams, follow a changed rate of its user.
+    pub fn follow_rate(&self, stream_id: u64) {
+        self.change_terms(stream_id, Terms::clone);
+    }
+
     pub(super) fn change_terms(&self, stream_id: u64, change: impl Fn(&Terms) -> Terms) {
         self.hub.change_terms(stream_id, &change);
         self.dispatcher.change_terms(stream_id, &change);

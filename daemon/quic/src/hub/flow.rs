@@ -75,6 +75,16 @@ impl Flow {
         self.arrivals.lock().state.form()
     }
 
+    /// Whether payloads of the flow, or bytes of its stream, wait for the departure time of their user or class.
+    #[must_use]
+    pub fn is_delayed(&self) -> bool {
+        let mut state = self.hub.lock();
+        let stream = state.streams.name(self.stream_id);
+        let is_stream_delayed =
+            stream.and_then(|name| state.streams.slot(name)).is_some_and(|slot| slot.departure.is_awaited());
+        is_stream_delayed || state.outbox.is_delayed(self.slot)
+    }
+
     /// Counts payloads that arrived in capsules and were dropped because the tunnel's reader fell behind.
     pub fn note_overflow(&self, payloads: usize) {
         if payloads > 0 {

@@ -50,7 +50,7 @@ pub(super) struct Outbox {
     /// The largest packet of the path when this was last looked at, in bytes.
     full_packet_bytes: u64,
     proof: Proof,
-    /// Flows whose class may not send before a given time.
+    /// Flows whose user or class may not send before a given time.
     capped: Departures,
 }
 
@@ -61,7 +61,7 @@ pub(super) struct FlowQueue {
     header: datagram::Header,
     /// How many packets in a row had no room for the oldest payload, even if another payload has become the oldest meanwhile.
     misses: u8,
-    /// When the class allows the oldest payload to leave.
+    /// When the user and the class allow the oldest payload to leave.
     departure: Departure,
     losses: Arc<Losses>,
 }
@@ -72,7 +72,7 @@ pub(super) struct Filled {
     pub(super) sent: u64,
     pub(super) too_big: u64,
     pub(super) stale: u64,
-    /// Whether a flow now waits for the departure time of its class.
+    /// Whether a flow now waits for the departure time of its user or its class.
     pub(super) capped: bool,
     /// Whether a payload waits for a roomier packet, and nothing was written into this one.
     pub(super) missed: bool,
@@ -131,10 +131,10 @@ impl Outbox {
     pub(super) fn set_terms(&mut self, turns: &mut Turns, slot: u32, terms: impl FnOnce(&Terms) -> Terms) {
         if let Some(queue) = self.queue(slot) {
             queue.terms = terms(&queue.terms);
-            queue.departure.follow(&queue.terms.class);
+            queue.departure.follow(&queue.terms);
             let service = queue.service();
             turns.set(TurnKind::Flow, slot, service);
-            // It may have waited for a departure of its previous class.
+            // It may have waited for a departure of its previous class, or under a previous rate.
             self.wake(turns, slot);
         }
     }
@@ -198,7 +198,7 @@ impl Outbox {
         dropped
     }
 
-    /// Lets a flow take turns, if it has anything to send and its class does not make it wait.
+    /// Lets a flow take turns, if it has anything to send and neither its user nor its class makes it wait.
     fn wake(&self, turns: &mut Turns, slot: u32) {
         let Some(queue) = self.queues.get(slot as usize).and_then(Option::as_ref) else { return };
         if !queue.payloads.is_empty() && !queue.departure.is_awaited() {
@@ -207,6 +207,11 @@ impl Outbox {
             }
             turns.wake(TurnKind::Flow, slot);
         }
+    }
+
+    /// Whether a flow's oldest payload waits for the departure time of its user or class.
+    pub(super) fn is_delayed(&mut self, slot: u32) -> bool {
+        self.queue(slot).is_some_and(|queue| queue.departure.is_awaited())
     }
 
     /// Wakes the flows whose departure time has come; returns the next one.
@@ -339,15 +344,15 @@ impl FlowQueue {
         self.terms.service_since(self.payloads.oldest_ns().unwrap_or_default())
     }
 
-    /// Drops payloads that are not worth sending. Returns `Ok` if the oldest of the others may leave, or else when its
-    /// class allows it; `None` if no payload is left.
+    /// Drops payloads that are not worth sending. Returns `Ok` if the oldest of the others may leave, or else when to ask again, because
+    /// its user or class does not allow it yet; `None` if no payload is left.
     fn depart(&mut self, now_ns: u64, expiry: Expiry) -> Option<Result<(), u64>> {
         let Some(len) = self.payloads.front(now_ns, &self.terms, expiry).map(|(payload, _)| payload.len()) else {
             self.departure.give_back();
             return None;
         };
         let bytes = self.frame_bytes(len);
-        Some(self.departure.wait(&self.terms.class, now_ns, bytes, 1).map_or(Ok(()), Err))
+        Some(self.departure.wait(&self.terms, now_ns, bytes, 1).map_or(Ok(()), Err))
     }
 
     /// Returns how many bytes a payload of `payload_bytes` takes in a packet.

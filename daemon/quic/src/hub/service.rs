@@ -21,7 +21,7 @@ use crate::{
 pub(crate) enum Begun {
     /// A turn.
     Turn(Turn),
-    /// A stream now waits for the departure time of its class.
+    /// A stream now waits for the departure time of its user or its class.
     Capped,
     /// A stream has missed its deadline and needs a reset.
     Expired(u32),
@@ -83,10 +83,10 @@ impl State {
         if let Some(slot) = self.streams.slot(name) {
             slot.terms = change(&slot.terms);
             slot.ledger.set_class(&slot.terms.class);
-            slot.departure.follow(&slot.terms.class);
+            slot.departure.follow(&slot.terms);
             let service = slot.service();
             self.turns.set(TurnKind::Stream, name, service);
-            // It may have waited for a departure of its previous class.
+            // It may have waited for a departure of its previous class, or under a previous rate.
             self.wake_stream(name);
         }
     }
@@ -103,7 +103,8 @@ impl State {
     }
 
     /// Returns the contention of the stream's next byte with bytes of other streams that were not handed over yet, and with payloads of
-    /// tunnels, unless they wait for their peer's permission or for the departure time of their class. `None` if there is no such stream.
+    /// tunnels, unless they wait for their peer's permission or for the departure time of their user or class. `None` if there is no such
+    /// stream.
     pub(crate) fn contention(&self, name: u32, turn_bytes: u64, now_ns: u64) -> Option<Contention> {
         let own = self.streams.slots.get(name as usize)?.as_ref()?.service_from(now_ns);
         let slots = self.streams.slots.iter().enumerate().filter_map(|(at, slot)| Some((at, slot.as_ref()?)));

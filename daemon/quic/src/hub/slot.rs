@@ -146,16 +146,17 @@ impl Slot {
         if ledger.binds_late() { self.ledger.max_data(self.handed).saturating_sub(self.handed) } else { u64::MAX }
     }
 
-    /// Returns the most bytes of a turn: `quantum`, or less if the class has a rate.
+    /// Returns the most bytes of a turn: `quantum`, or less if the class or the user has a rate.
     pub(crate) fn turn_bytes(&self, quantum: u64) -> u64 {
-        self.terms.class.to_peers.as_ref().map_or(quantum, |cap| quantum.min(cap.turn_bytes()))
+        let (of_user, of_class) = (self.terms.user_cap(), &self.terms.class.to_peers);
+        [&of_user, of_class].into_iter().flatten().fold(quantum, |turn, cap| turn.min(cap.turn_bytes()))
     }
 
     /// Reserves a departure for up to `bytes`, if there is none, and returns until when to wait for it; `None` if they may leave
     /// now.
     pub(crate) fn depart(&mut self, now_ns: u64, bytes: u64) -> Option<u64> {
         let bytes = bytes.min(self.queue.bytes() as u64);
-        self.departure.wait(&self.terms.class, now_ns, bytes, packets(bytes))
+        self.departure.wait(&self.terms, now_ns, bytes, packets(bytes))
     }
 
     /// Ends a turn in which `sent_bytes` were handed over.

@@ -28,7 +28,7 @@ pub struct Received {
 }
 
 impl UdpTarget {
-    /// Receives waiting messages, up to `messages` and up to [`MESSAGES`], and passes each UDP payload to `deliver` in order, including
+    /// Receives waiting messages, up to [`MESSAGES`], and passes each UDP payload to `deliver` in order, including
     /// empty ones.
     ///
     /// Ready only with at least one payload or an error. The slices are in a buffer of the thread and valid only
@@ -40,12 +40,11 @@ impl UdpTarget {
     pub fn poll_recv(
         &self,
         cx: &mut Context<'_>,
-        messages: usize,
         mut deliver: impl FnMut(&[u8]),
     ) -> Poll<Result<Received, TargetError>> {
         loop {
             let mut readiness = ready!(self.fd.poll_read_ready(cx))?;
-            let received = with_buffers(|buffers| buffers.receive(self, messages.min(MESSAGES), &mut deliver));
+            let received = with_buffers(|buffers| buffers.receive(self, &mut deliver));
             match received {
                 Ok(received) => {
                     self.note(Reachability::on_received);
@@ -70,13 +69,13 @@ impl UdpTarget {
 }
 
 impl Buffers {
-    fn receive(&mut self, target: &UdpTarget, most: usize, deliver: &mut impl FnMut(&[u8])) -> io::Result<Received> {
+    fn receive(&mut self, target: &UdpTarget, deliver: &mut impl FnMut(&[u8])) -> io::Result<Received> {
         let mut slots = self.bytes.chunks_exact_mut(MESSAGE_STRIDE_BYTES);
         let mut slices: [IoSliceMut<'_>; MESSAGES] =
             std::array::from_fn(|_| IoSliceMut::new(slots.next().unwrap_or_default()));
         let mut meta = [RecvMeta::default(); MESSAGES];
-        let messages = self.state.recv(UdpSockRef::from(target.raw()), &mut slices[..most], &mut meta[..most])?;
-        let mut received = Received { messages, more: messages == most, ..Received::default() };
+        let messages = self.state.recv(UdpSockRef::from(target.raw()), &mut slices, &mut meta)?;
+        let mut received = Received { messages, more: messages == MESSAGES, ..Received::default() };
         for (slice, meta) in slices.iter().zip(&meta).take(messages) {
             let message = &slice[..meta.len];
             received.bytes += message.len();

@@ -1,4 +1,4 @@
-//! Loads and receptions under rates, in a time that stands still.
+//! Loads under rates, in a time that stands still.
 
 use std::{cell::Cell, future::poll_fn, sync::atomic::Ordering::Relaxed, task::Waker};
 
@@ -52,10 +52,6 @@ fn is_open(gate: &mut Gate, cost: TransferCost) -> bool {
     gate.poll(&mut Context::from_waker(Waker::noop()), cost).is_ready()
 }
 
-fn may_receive(gate: &mut Gate) -> bool {
-    gate.poll_receive(&mut Context::from_waker(Waker::noop())).is_ready()
-}
-
 /// Returns how many loads may be sent at once.
 fn at_once(mut gate: Gate, cost: TransferCost) -> u64 {
     (0..1_000).take_while(|_| is_open(&mut gate, cost).then(|| gate.passed()).is_some()).count() as u64
@@ -83,13 +79,13 @@ fn packets_are_capped_by_class_and_by_user_regardless_of_their_size() {
 #[test]
 fn a_load_that_was_reserved_without_a_rate_is_counted_once_although_a_rate_comes() {
     let mut gate = gate("", Quota { monthly_bytes: Some(1_000_000), ..Quota::default() });
-    assert!(!gate.is_capped() && is_open(&mut gate, load(1_000)));
+    assert!(gate.turn().is_none() && is_open(&mut gate, load(1_000)));
     gate.account.set(&Quota { monthly_bytes: Some(1_000_000), rate_up: Some(1_000_000), ..Quota::default() });
     // A part of the load has left; the rest is no chunk of its own.
-    assert!(!gate.is_capped() && is_open(&mut gate, load(400)));
+    assert!(gate.turn().is_none() && is_open(&mut gate, load(400)));
     assert_eq!(gate.account.used_bytes.load(Relaxed), 1_000);
     gate.passed();
-    assert!(gate.is_capped(), "the next load");
+    assert!(gate.turn().is_some(), "the next load");
 }
 
 /// Returns when the next loads of the class and of the user may leave, in milliseconds. Neither zero bytes nor zero packets change
@@ -168,54 +164,27 @@ fn a_load_that_waits_follows_its_class_and_its_user_to_another_rate() {
 }
 
 #[test]
-fn a_payload_that_arrives_too_fast_makes_the_next_one_wait() {
-    let mut gate = gate("", Quota { rate_down: Some(1_000_000), ..Quota::default() });
-    gate.received(TransferCost { bytes: 20_000, packets: 1 });
-    assert!(may_receive(&mut gate) && !gate.is_waiting(), "a burst is granted");
-    gate.received(TransferCost { bytes: 1, packets: 1 });
-    assert!(!may_receive(&mut gate) && gate.is_waiting());
-    NOW_NS.set(1_011 * MS);
-    assert!(!gate.is_waiting() && may_receive(&mut gate));
+fn a_turn_is_1200_bytes_or_100_us_of_the_lower_rate_and_no_more_than_four_small_payloads() {
+    let turn = |policy, rate_up| gate(policy, Quota { rate_up, ..Quota::default() }).turn();
+    assert_eq!(turn("", None), None);
+    assert_eq!(turn("", Some(500_000)), Some(GateTurn { bytes: 1_200, payloads: 4 }));
+    assert_eq!(turn("", Some(125_000_000)), Some(GateTurn { bytes: 12_000, payloads: 40 }));
+    assert_eq!(turn("rate_up = \"1 Gbit/s\"", Some(500_000)), Some(GateTurn { bytes: 1_200, payloads: 4 }));
+    assert_eq!(turn("rate_up = \"1 Mbit/s\"", Some(125_000_000)), Some(GateTurn { bytes: 1_200, payloads: 4 }));
 }
 
 #[test]
-fn new_tunnels_of_a_user_at_its_rate_receive_at_this_rate() {
-    let (class, account) = (class(""), account(Quota { rate_down: Some(1_000_000), ..Quota::default() }));
-    let mut first = gate_of(&class, &account);
-    for _ in 0..3 {
-        first.received(load(20_000));
-    }
-    let mut second = gate_of(&class, &account);
-    assert!(!may_receive(&mut second) && second.is_waiting(), "it begins behind what was received");
-    // A new tunnel in each millisecond, each of which ends after 20 ms' worth. The client has as many open as it likes.
-    let (mut waiting, mut receptions) = (vec![second], 0);
-    for now_ms in 1_001..4_001 {
-        NOW_NS.set(now_ms * MS);
-        waiting.push(gate_of(&class, &account));
-        waiting.retain_mut(|gate| {
-            let receives = may_receive(gate);
-            if receives {
-                gate.received(load(20_000));
-                receptions += 1;
-            }
-            !receives
-        });
-    }
-    assert!((140..=150).contains(&receptions), "{receptions} receptions of 20 KB at 1 MB/s in 3 s");
-}
-
-#[test]
-fn a_pause_in_receiving_ends_with_the_rate_that_imposed_it() {
-    for rate_down in [None, Some(1_000_000)] {
-        let account = account(Quota { rate_down: Some(1_000), ..Quota::default() });
-        let mut gates = [gate_of(&class(""), &account), gate_of(&class(""), &account)];
-        for _ in 0..2 {
-            gates[0].received(load(9_000));
-        }
-        assert!(gates.iter_mut().skip(1).all(may_receive), "it waits for no other tunnel yet");
-        let mut late = gate_of(&class(""), &account);
-        assert!(!may_receive(&mut gates[0]) && !may_receive(&mut late));
-        account.set(&Quota { rate_down, ..Quota::default() });
-        assert!(gates.iter_mut().all(may_receive) && may_receive(&mut late));
-    }
+fn a_load_of_the_high_level_waits_for_no_load_of_the_low_level_of_its_user() {
+    let account = account(Quota { rate_up: Some(1_000_000), ..Quota::default() });
+    let [low, high] = ["", "level = \"high\""].map(class);
+    let mut lows: Vec<_> = (0..20).map(|_| gate_of(&low, &account)).collect();
+    // The first is due at once, and the others 20 ms apart.
+    assert_eq!(lows.iter_mut().map(|gate| is_open(gate, load(19_972))).filter(|is_open| *is_open).count(), 1);
+    assert!(!is_open(&mut gate_of(&low, &account), load(100)));
+    let mut urgent = gate_of(&high, &account);
+    assert!(is_open(&mut urgent, load(4_972)), "5 ms");
+    NOW_NS.set(1_010 * MS);
+    assert!(!is_open(&mut lows[1], load(19_972)), "the high level has postponed it");
+    NOW_NS.set(1_015 * MS);
+    assert!(is_open(&mut lows[1], load(19_972)));
 }

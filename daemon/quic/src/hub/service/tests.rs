@@ -11,6 +11,7 @@ use sched::{class::ClassSettings, stream::Discipline};
 
 use super::*;
 use crate::{
+    cap::UserRate,
     class::Class,
     hub::{Hub, Losses, QueueLimits, tests::FakePacket},
     ledger::account::Account,
@@ -104,9 +105,17 @@ fn a_class_pays_for_no_bytes_that_the_peer_does_not_allow() {
 }
 
 #[test]
-fn a_tunnel_and_a_stream_share_the_rate_of_their_class() {
+fn a_tunnel_and_a_stream_share_the_rate_of_their_class_or_of_their_user() {
+    let user = Arc::<UserRate>::default();
+    user.set(Some(200_000), None);
+    let (of_class, of_user) = (terms(|class| class.rate_down = Some(200_000)), Some(user));
+    share(of_class);
+    share(Terms { user: of_user, ..terms(|_| ()) });
+}
+
+/// Sends on a tunnel and a stream for 2 s, under a rate of 200,000 bytes a second.
+fn share(terms: Terms) {
     let mut connection = Connection::new(Discipline::Rr);
-    let terms = terms(|class| class.rate_down = Some(200_000));
     connection.open(0, &terms, 1_000_000);
     connection.allow(0, 1_000_000);
     let flow = {

@@ -8,6 +8,7 @@ use sched::{
 };
 
 use super::*;
+use crate::cap::UserRate;
 
 const fn millis(ms: u64) -> Option<Duration> {
     Some(Duration::from_millis(ms))
@@ -211,6 +212,87 @@ fn a_class_with_a_rate_leaves_at_its_rate_and_holds_up_no_other() {
     assert!((46..=54).contains(&left[0]), "{} payloads of 2.05 ms in 100 ms", left[0]);
     drop(thin);
     assert_eq!(hub.waiting_bytes(), 0, "a flow that waits for its departure leaves nothing behind");
+}
+
+/// Returns the rate of a user, and terms of it in a class with these settings.
+fn of_user(bytes_per_sec: u64) -> (Arc<UserRate>, impl Fn(&dyn Fn(&mut ClassSettings)) -> Terms) {
+    let rate = Arc::<UserRate>::default();
+    rate.set(Some(bytes_per_sec), None);
+    let user = Some(rate.clone());
+    (rate, move |change| Terms { user: user.clone(), ..terms(change) })
+}
+
+#[test]
+fn the_tunnels_of_a_user_share_its_rate_in_turns_whatever_their_class_and_connection() {
+    let ((first, _), (second, _)) = (hub_in_time(ML), hub_in_time(ML));
+    let (_, terms) = of_user(100_000);
+    let hubs = [&first, &first, &second];
+    let flows = [open(&first, 0), open(&first, 4), open(&second, 0)];
+    flows.iter().for_each(|flow| flow.set_terms(terms(&|_| ())));
+    let other = open(&second, 4);
+    let (mut left, mut of_other) = ([0; 3], 0);
+    for now in 0..1_000 {
+        NOW_MS.set(now);
+        flows.iter().for_each(|flow| send(flow, &[&[1; 200]]));
+        send(&other, &[&[2; 200]]);
+        for (at, hub) in hubs.iter().enumerate().skip(1) {
+            hub.release(now * 1_000_000);
+            for datagram in transmit(hub, FakePacket::new(10_000)) {
+                match (at, datagram[0]) {
+                    (1, flow) => left[usize::from(flow)] += 1,
+                    (_, 0) => left[2] += 1,
+                    _ => of_other += 1,
+                }
+            }
+        }
+    }
+    assert_eq!(of_other, 1_000, "another user waits for nothing");
+    // A payload takes 2.05 ms.
+    assert!((480..=500).contains(&left.iter().sum::<u64>()), "{left:?}");
+    assert!(left.iter().all(|payloads| (155..=175).contains(payloads)), "{left:?}");
+}
+
+#[test]
+fn a_payload_of_the_high_level_waits_for_no_other_class_of_its_user() {
+    let (hub, _) = hub_in_time(ML);
+    let (_, terms) = of_user(100_000);
+    let (urgent, bulk) = (open(&hub, 0), [4, 8, 12].map(|stream| open(&hub, stream)));
+    urgent.set_terms(terms(&|class| class.level = Level::High));
+    bulk.iter().for_each(|flow| flow.set_terms(terms(&|_| ())));
+    let mut left = [0, 0];
+    for now in 0..1_000 {
+        NOW_MS.set(now);
+        bulk.iter().for_each(|flow| send(flow, &[&[9; 1_000]]));
+        if now % 10 == 0 {
+            send(&urgent, &[&[1; 200]]);
+        }
+        hub.release(now * 1_000_000);
+        let written = transmit(&hub, FakePacket::new(10_000));
+        let urgent = written.iter().filter(|datagram| datagram[0] == 0).count();
+        assert_eq!(urgent, usize::from(now % 10 == 0), "at {now} ms");
+        left[0] += urgent;
+        left[1] += written.len() - urgent;
+    }
+    // 200 bytes are 2.05 ms, and 1,000 bytes 10.05 ms.
+    assert_eq!(left[0], 100);
+    assert!((76..=82).contains(&left[1]), "{} payloads in the remaining 795 ms and the burst", left[1]);
+}
+
+#[test]
+fn what_waits_for_a_user_follows_its_changed_rate() {
+    for rate in [None, Some(10_000_000)] {
+        let (hub, _) = hub_in_time(ML);
+        let (user, terms) = of_user(1_000);
+        let flow = open(&hub, 0);
+        flow.set_terms(terms(&|_| ()));
+        send(&flow, &[&[1; 1_000][..]; 2]);
+        assert_eq!(transmit(&hub, FakePacket::new(10_000)).len(), 1);
+        assert!(flow.is_delayed() && !hub.wants_packet());
+        user.set(rate, None);
+        hub.change_terms(0, Terms::clone);
+        assert!(!flow.is_delayed() && hub.wants_packet(), "the transport is told");
+        assert_eq!(transmit(&hub, FakePacket::new(10_000)).len(), 1);
+    }
 }
 
 #[test]
