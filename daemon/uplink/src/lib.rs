@@ -253,6 +253,11 @@ impl Uplink {
         self.paths.len() > 1
     }
 
+    /// Whether the configuration has paths, which are then reported.
+    fn has_paths(&self) -> bool {
+        self.paths.iter().any(|path| !path.name.is_empty())
+    }
+
     /// Returns the discipline of the connections.
     fn discipline(&self) -> Discipline {
         self.paths.iter().flat_map(|path| &path.relays).next().map(Endpoint::discipline).unwrap_or_default()

@@ -33,6 +33,9 @@ use idle::LatestLoss;
 /// How often the connections of several paths are examined.
 pub(crate) const LOOK: Duration = Duration::from_millis(50);
 
+/// How often the connections of a single path are examined. Nothing but its report depends on that.
+pub(crate) const REPORT: Duration = Duration::from_secs(1);
+
 /// A path, and the relays at its end.
 pub struct Path {
     /// Its name; empty if the configuration has no paths.

@@ -112,7 +112,7 @@ impl Uplink {
     /// Returns the state of each path, in the order of the configuration; empty if the configuration has no paths.
     #[must_use]
     pub fn path_states(&self) -> Vec<PathReport> {
-        if self.paths.iter().all(|path| path.name.is_empty()) {
+        if !self.has_paths() {
             return Vec::new();
         }
         let (state, views) = (self.state.borrow(), self.views.lock());
@@ -262,6 +262,27 @@ mod tests {
         lines.iter().for_each(|line| line.doubt(true));
         refresh(&[&lines[0], &lines[1]]);
         assert_eq!(shown(&uplink), (Duration::ZERO, 1), "none answers");
+    }
+
+    #[tokio::test]
+    async fn a_single_path_has_a_round_trip_and_a_rate_too() {
+        let relay = TestRelay::start(Does::Echo, true);
+        let path = Path::new("a", vec![relay.endpoint()]);
+        let uplink = Uplink::over(vec![path], None, (PATIENCE, PATIENCE), UplinkResources::default());
+        let (_moves, moves) = tokio::sync::watch::channel(Default::default());
+        let running = uplink.clone();
+        let running = tokio::spawn(async move { running.run(moves).await });
+        let is_known = |path: &PathReport| !path.smoothed_rtt.is_zero() && path.bytes_per_sec > 0;
+        let known = async {
+            while !is_known(&uplink.path_states()[0]) {
+                tokio::time::sleep(LOOK).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, known).await.expect("it is examined");
+        let mut work = Work::new(&uplink);
+        work.look();
+        assert!(work.look_at > Instant::now() + 10 * LOOK, "seldom");
+        running.abort();
     }
 
     #[tokio::test]

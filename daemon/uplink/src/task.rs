@@ -56,7 +56,7 @@ impl Uplink {
                         work.goes_away(&line);
                     }
                 }
-                () = sleep_until(work.look_at), if self.has_alternatives() => work.look(),
+                () = sleep_until(work.look_at), if self.has_alternatives() || self.has_paths() => work.look(),
                 () = self.wanted.notified() => work.wanted = true,
                 Ok(()) = moves.changed() => {
                     let host = moves.borrow_and_update().clone();

@@ -32,7 +32,7 @@ use tracing::{info, warn};
 use super::{CONNECTIONS, Uplink};
 use crate::{
     line::Line,
-    path::{LOOK, Path, pulse::Pulse},
+    path::{LOOK, Path, REPORT, pulse::Pulse},
 };
 
 mod addresses;
@@ -386,26 +386,35 @@ impl Work<'_> {
         self.uplink.state.send_modify(|_| {});
     }
 
-    /// If there is another path, relay or gateway, checks which connections are alive and what they can carry. The next look is due when
-    /// a connection will count as silent, but at the latest after [`LOOK`].
+    /// Measures what the paths carry and, if there is another path, relay or gateway, checks which connections are alive. The next look is
+    /// then due when a connection will count as silent, but at the latest after [`LOOK`], and otherwise after [`REPORT`].
     pub(crate) fn look(&mut self) {
         let now = Instant::now();
+        if !self.uplink.has_alternatives() {
+            let lines = self.uplink.state.borrow().lines.clone();
+            self.refresh(now, &lines);
+            self.look_at = now + REPORT;
+            return;
+        }
         let mut changed = self.look_for_silent(now);
         let lines = self.uplink.state.borrow().lines.clone();
         self.leave_silent(&lines);
         changed |= self.give_up(now, &lines);
         changed |= self.look_for_slow(now, &lines);
-        let mut views = self.uplink.views.lock();
-        for (place, view) in views.iter_mut().enumerate() {
-            let of_path: Vec<_> = lines.iter().filter(|line| line.path_place == place && !line.is_closed()).collect();
-            view.refresh(now, &of_path);
-        }
-        drop(views);
+        self.refresh(now, &lines);
         self.look_for_better(now, &lines);
         let silent = self.pulses.iter().filter_map(|(_, pulse)| pulse.silent_at()).min();
         self.look_at = silent.map_or(now + LOOK, |at| at.min(now + LOOK));
         if changed {
             self.uplink.state.send_modify(|_| {});
+        }
+    }
+
+    /// Brings up to date what is known of each path.
+    fn refresh(&self, now: Instant, lines: &[Arc<Line>]) {
+        for (place, view) in self.uplink.views.lock().iter_mut().enumerate() {
+            let of_path: Vec<_> = lines.iter().filter(|line| line.path_place == place && !line.is_closed()).collect();
+            view.refresh(now, &of_path);
         }
     }
 }
