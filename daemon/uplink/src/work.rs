@@ -27,7 +27,7 @@ use tokio::{
     task::JoinSet,
     time::{Instant, timeout},
 };
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::{CONNECTIONS, Uplink};
 use crate::{
@@ -281,9 +281,9 @@ impl Work<'_> {
                     let attempts = state.attempts.get(path).and_then(|relays| relays.get(place));
                     attempts.and_then(|attempts| attempts.failure.as_ref().map(ToString::to_string))
                 };
-                // A cause that lasts is not told at each attempt.
+                // A reason that lasts is told once: there may be an attempt a second over many paths, and status and metrics show them.
                 if told.is_some_and(|told| told == error.to_string()) {
-                    info!(relay = %origin, path = name, "no connection, for the same reason; next attempt in {wait:.1?} at the earliest");
+                    debug!(relay = %origin, path = name, "no connection, for the same reason; next attempt in {wait:.1?} at the earliest");
                 } else {
                     warn!(relay = %origin, path = name, "{error}; next attempt in {wait:.1?} at the earliest");
                 }

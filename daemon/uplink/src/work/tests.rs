@@ -15,6 +15,7 @@ use crate::{UplinkResources, moves::HostNetwork, task::SPARE, tests::paths_to};
 
 mod addresses;
 mod leaving;
+mod told;
 
 /// An uplink to a relay.
 fn uplink_to(relay: &TestRelay) -> Arc<Uplink> {
