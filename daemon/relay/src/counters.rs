@@ -123,13 +123,13 @@ impl RelayMetrics {
         labelled::register(
             registry,
             "packets",
-            "UDP payloads relayed",
+            "UDP payloads sent to targets (up), and received from them (down), also if then dropped",
             &[([("direction", "up")], &self.packets_up), ([("direction", "down")], &self.packets_down)],
         );
         labelled::register(
             registry,
             "bytes",
-            "Bytes relayed",
+            "Bytes of UDP payloads and TCP, sent to targets (up), and received from them (down)",
             &[
                 ([("protocol", "udp"), ("direction", "up")], &self.udp_bytes_up),
                 ([("protocol", "udp"), ("direction", "down")], &self.udp_bytes_down),
@@ -220,7 +220,8 @@ impl RelayMetrics {
         }
     }
 
-    /// Adds UDP payloads received from a target, and their bytes.
+    /// Adds UDP payloads received from a target, and their bytes. Payloads that are dropped before they leave for the client count here,
+    /// too, and among the dropped ones.
     pub fn add_downlink(&self, packets: u64, bytes: u64) {
         if packets > 0 {
             self.packets_down.inc_by(packets);

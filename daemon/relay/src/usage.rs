@@ -36,8 +36,10 @@ impl Usages {
 
     /// Registers all families.
     pub fn register(&self, registry: &mut Registry) {
-        registry.register("user_bytes", "Bytes relayed, by user", self.bytes.clone());
-        registry.register("user_packets", "UDP payloads relayed, by user", self.packets.clone());
+        let help = "Bytes of UDP payloads and TCP, sent to targets (up), and received from them (down), by user";
+        registry.register("user_bytes", help, self.bytes.clone());
+        let help = "UDP payloads sent to targets (up), and received from them (down), also if then dropped, by user";
+        registry.register("user_packets", help, self.packets.clone());
         registry.register("user_tunnels", "Open tunnels, by user", self.tunnels.clone());
         registry.register("user_tunnels_opened", "Tunnels opened, by user", self.opened.clone());
         registry.register("user_refused_requests", "Requests refused, by user", self.refused.clone());

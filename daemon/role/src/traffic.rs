@@ -38,7 +38,7 @@ impl Volume {
 pub struct UserTraffic {
     /// Traffic to targets.
     pub up: Volume,
-    /// Traffic from targets.
+    /// Traffic received from targets, also payloads that were dropped afterwards.
     pub down: Volume,
     /// Open tunnels.
     pub tunnels: Gauge,
@@ -77,7 +77,7 @@ impl Traffic {
         self.totals.iter().flatten().for_each(|total| total.up.add(bytes, packets));
     }
 
-    /// Adds traffic from the target, like [`Traffic::add_up`].
+    /// Adds traffic from the target, like [`Traffic::add_up`], when it is received: payloads may still be dropped.
     pub fn add_down(&self, bytes: u64, packets: u64) {
         self.down_bytes.fetch_add(bytes, Relaxed);
         self.down_packets.fetch_add(packets, Relaxed);
