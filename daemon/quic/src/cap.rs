@@ -240,7 +240,7 @@ mod tests {
     #[test]
     fn a_load_of_the_high_level_waits_only_for_its_own_level_and_postpones_the_low_one() {
         let cap = cap();
-        let mut due_ms = |bytes, level| {
+        let due_ms = |bytes, level| {
             let mut held = cap.hold(100 * MS, bytes, 1, level);
             let due_ns = held.due_ns();
             (held, due_ns / MS)
@@ -264,7 +264,7 @@ mod tests {
         let mut left = [0; 2];
         for now_ns in (100..1_100).map(|now_ms| now_ms * MS) {
             // Three tunnels of the low level never run dry; the high level sends at half the rate.
-            if now_ns / MS % 2 == 0 && held[3].is_none() {
+            if (now_ns / MS).is_multiple_of(2) && held[3].is_none() {
                 held[3] = Some(cap.hold(now_ns, 1_000, 1, Level::High));
             }
             held[..3].iter_mut().for_each(|low| {

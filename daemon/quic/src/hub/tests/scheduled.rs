@@ -214,12 +214,12 @@ fn a_class_with_a_rate_leaves_at_its_rate_and_holds_up_no_other() {
     assert_eq!(hub.waiting_bytes(), 0, "a flow that waits for its departure leaves nothing behind");
 }
 
-/// Returns the rate of a user, and terms of it in a class with these settings.
-fn of_user(bytes_per_sec: u64) -> (Arc<UserRate>, impl Fn(&dyn Fn(&mut ClassSettings)) -> Terms) {
+/// Returns the rate of a user, and its terms in a class of a level.
+fn of_user(bytes_per_sec: u64) -> (Arc<UserRate>, impl Fn(Level) -> Terms) {
     let rate = Arc::<UserRate>::default();
     rate.set(Some(bytes_per_sec), None);
     let user = Some(rate.clone());
-    (rate, move |change| Terms { user: user.clone(), ..terms(change) })
+    (rate, move |level| Terms { user: user.clone(), ..terms(|class| class.level = level) })
 }
 
 #[test]
@@ -228,7 +228,7 @@ fn the_tunnels_of_a_user_share_its_rate_in_turns_whatever_their_class_and_connec
     let (_, terms) = of_user(100_000);
     let hubs = [&first, &first, &second];
     let flows = [open(&first, 0), open(&first, 4), open(&second, 0)];
-    flows.iter().for_each(|flow| flow.set_terms(terms(&|_| ())));
+    flows.iter().for_each(|flow| flow.set_terms(terms(Level::Low)));
     let other = open(&second, 4);
     let (mut left, mut of_other) = ([0; 3], 0);
     for now in 0..1_000 {
@@ -257,8 +257,8 @@ fn a_payload_of_the_high_level_waits_for_no_other_class_of_its_user() {
     let (hub, _) = hub_in_time(ML);
     let (_, terms) = of_user(100_000);
     let (urgent, bulk) = (open(&hub, 0), [4, 8, 12].map(|stream| open(&hub, stream)));
-    urgent.set_terms(terms(&|class| class.level = Level::High));
-    bulk.iter().for_each(|flow| flow.set_terms(terms(&|_| ())));
+    urgent.set_terms(terms(Level::High));
+    bulk.iter().for_each(|flow| flow.set_terms(terms(Level::Low)));
     let mut left = [0, 0];
     for now in 0..1_000 {
         NOW_MS.set(now);
@@ -284,7 +284,7 @@ fn what_waits_for_a_user_follows_its_changed_rate() {
         let (hub, _) = hub_in_time(ML);
         let (user, terms) = of_user(1_000);
         let flow = open(&hub, 0);
-        flow.set_terms(terms(&|_| ()));
+        flow.set_terms(terms(Level::Low));
         send(&flow, &[&[1; 1_000][..]; 2]);
         assert_eq!(transmit(&hub, FakePacket::new(10_000)).len(), 1);
         assert!(flow.is_delayed() && !hub.wants_packet());
