@@ -11,7 +11,7 @@ use aya::{
     maps::{Array, HashMap, MapData, PerCpuArray},
     programs::{
         ProgramError, SchedClassifier, TcAttachType,
-        tc::{self, NlOptions, SchedClassifierLinkId, TcAttachOptions},
+        tc::{self, NlOptions, SchedClassifierLinkId, TcAttachOptions, TcHandle},
     },
 };
 
@@ -34,6 +34,10 @@ pub const PROGRAM: &str = "paced_egress";
 /// beyond are dropped. What a socket wants for its packets is left to `fq`.
 /// A device keeps rates only if its `fq` has no nearer horizon.
 pub const HORIZON_NS: u64 = 1_000_000_000;
+
+/// The handle of a filter in a `clsact` that paced has made: whoever finds the filter without its process knows that both are paced's. The
+/// kernel numbers the filters of others from 1 on.
+pub const FILTER_IN_OWN_CLSACT: u32 = 0x70ac;
 
 /// The terms of a class, in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -142,7 +146,9 @@ impl Egress {
             Err(tc::TcError::NetlinkError(error)) if error.raw_os_error() == Some(libc::EEXIST) => {}
             Err(error) => return Err(refused(device, "tc egress, clsact", error.into())),
         }
-        let options = TcAttachOptions::Netlink(NlOptions::default());
+        let is_own = self.has_made_clsact(found.index);
+        let handle = if is_own { TcHandle::from(FILTER_IN_OWN_CLSACT) } else { TcHandle::AUTO_ASSIGN };
+        let options = TcAttachOptions::Netlink(NlOptions { handle, ..NlOptions::default() });
         let filter = self
             .loaded
             .program_mut()
@@ -150,6 +156,11 @@ impl Egress {
             .map_err(|cause| refused(device, "tc egress, filter", cause))?;
         self.attached.insert(device.to_owned(), Attachment::Filter(filter, found));
         Ok(())
+    }
+
+    /// Counts the `clsact` qdisc of the device with this index as made by this program: an earlier process of paced has left it.
+    pub fn take_over_clsact(&mut self, index: u32) {
+        self.made_clsact.insert(index);
     }
 
     /// Whether this program made the `clsact` qdisc of the device with this index, so that the caller must remove it: even

@@ -41,6 +41,7 @@ pub use self::{
     plan::{KernelPart, Plan, Program},
 };
 
+mod claims;
 mod doubled;
 mod held;
 mod keeper;

@@ -231,6 +231,24 @@ fn as_a_filter_it_does_the_same_and_leaves_when_it_is_detached_or_swept_away() {
 }
 
 #[test]
+fn a_filter_says_by_its_handle_whether_paced_made_the_clsact() {
+    lab::ring!(Netns);
+    let test = "a_filter_says_by_its_handle_whether_paced_made_the_clsact";
+    for is_own in [true, false] {
+        let (chain, (mut egress, _classes)) = (Chain::new().unwrap(), load());
+        let device = &chain.egress.near.device;
+        if !is_own && let Err(error) = chain.relay.tc(&format!("qdisc add dev {device} clsact")) {
+            return lab::report::skipped(test, &error.to_string());
+        }
+        if !attach_as_filter(&chain, &mut egress, test) {
+            return;
+        }
+        let shown = filters(&chain.relay, device);
+        assert_eq!((shown.contains("handle 0x70ac "), has_made_clsact(&chain, &egress)), (is_own, is_own), "{shown}");
+    }
+}
+
+#[test]
 fn a_removed_filter_or_clsact_is_attached_again_at_once() {
     lab::ring!(Netns);
     let chain = Chain::new().unwrap();

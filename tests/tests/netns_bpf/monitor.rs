@@ -11,6 +11,7 @@ use api::v1;
 use bpf::{egress::Egress, mark::Tag};
 use lab::{
     client::Client,
+    netns::Chain,
     process::{Held, Process, child_of, send_signal, wait_for},
     site::{Counts, Family, SOON, Site, Terms},
 };
@@ -80,8 +81,12 @@ fn exists(object: &str, id: &str) -> bool {
 
 /// Everything that tc shows about the relay's devices.
 fn tc_of(site: &Site) -> String {
+    tc_in(&site.chain)
+}
+
+fn tc_in(chain: &Chain) -> String {
     let show = |arguments: &[&str]| {
-        let output = Command::new("tc").args(["-n", site.chain.relay.name()]).args(arguments).output().unwrap();
+        let output = Command::new("tc").args(["-n", chain.relay.name()]).args(arguments).output().unwrap();
         String::from_utf8(output.stdout).unwrap()
     };
     let filters = ["client", "target"].map(|device| show(&["filter", "show", "dev", device, "egress"]));
@@ -329,6 +334,38 @@ pub fn all_in_force(site: &Site) -> [bool; 3] {
 }
 
 #[test]
+fn what_killed_processes_left_on_devices_is_removed_by_the_next_clean_stop_but_not_what_others_made() {
+    lab::ring!(Netns);
+    let sections = format!("{KERNEL}\nmanage_qdisc = true");
+    let terms = || Terms { sections: &sections, ..Terms::default() };
+    for has_others in [false, true] {
+        let chain = Chain::new().unwrap();
+        // Before Linux 6.6, paced uses it. The host's kernel may lack it.
+        if has_others && let Err(error) = chain.relay.tc("qdisc add dev client clsact") {
+            let test =
+                "what_killed_processes_left_on_devices_is_removed_by_the_next_clean_stop_but_not_what_others_made";
+            return lab::report::skipped(test, &error.to_string());
+        }
+        let plain = tc_in(&chain);
+        let mut site = Site::on(chain, terms()).unwrap();
+        site.relay.wait_for_line("ready", SOON).unwrap();
+        let in_force = tc_of(&site);
+        let (keeper, monitor) = keeper_and_monitor(&site.relay);
+        kill(keeper);
+        kill(monitor);
+        site.signal(libc::SIGKILL).unwrap();
+        site.relay.wait(SOON).unwrap();
+        wait_for("the end of the monitor", SOON, || has_ended(monitor).then_some(())).unwrap();
+        assert_eq!(tc_of(&site), in_force, "nobody was left to remove it");
+        site.start_again(terms()).unwrap();
+        site.relay.wait_for_line("ready", SOON).unwrap();
+        site.signal(libc::SIGTERM).unwrap();
+        assert!(site.relay.wait(SOON).unwrap().success());
+        assert_eq!(tc_of(&site), plain);
+    }
+}
+
+#[test]
 fn a_monitor_that_is_killed_is_reported_and_another_has_everything_in_force_again() {
     lab::ring!(Netns);
     let plain = tc_of(&Site::new(Terms::default()).unwrap());
@@ -457,7 +494,7 @@ pub fn assert_serves(site: &Site, family: Family) {
 #[test]
 fn addresses_that_the_guard_has_no_room_for_are_counted_and_reported_and_the_relay_serves() {
     lab::ring!(Netns);
-    let chain = lab::netns::Chain::new().unwrap();
+    let chain = Chain::new().unwrap();
     let addresses: String = (0..1_100).map(|at| format!("address add fd00:9::{at:x}/128 dev lo nodad\n")).collect();
     chain.relay.ip(&addresses).unwrap();
     let site = Site::on(chain, Terms { sections: KERNEL, ..Terms::default() }).unwrap();

@@ -3,11 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     io::{self, ErrorKind},
-    os::{
-        fd::BorrowedFd,
-        linux::net::SocketAddrExt as _,
-        unix::net::{SocketAddr, UnixDatagram},
-    },
+    os::fd::BorrowedFd,
     time::Duration,
 };
 
@@ -21,9 +17,11 @@ use bpf::{
 use socket2::Socket;
 
 use super::{
-    How, KernelPart, MonitorNotice, PartOutcome, Plan, Program, doubled,
+    How, KernelPart, MonitorNotice, PartOutcome, Plan, Program,
+    claims::{Claimed, Claims},
+    doubled,
     ledger::{Changed, Entries, Ledger},
-    log::say,
+    log::{abridged, first_line, say},
     message::send,
     qdisc::{self, FilterPlace, FqAt, Root},
     rights::{self, Rights},
@@ -83,8 +81,8 @@ struct Held<'a> {
     told: BTreeMap<(String, KernelPart), PartOutcome>,
     told_programs: Vec<Program>,
     is_ready: bool,
-    /// Shows other monitors of this network namespace, by the index of each device whose `fq` the ledger has, that this one is alive.
-    claims: BTreeMap<u32, UnixDatagram>,
+    /// Shows other monitors of this network namespace that this one, whose ledger has the disciplines, is alive.
+    claims: Claims,
     /// The programs that are set up, also if another program that comes first may hide packets from them: only another program can have
     /// removed one.
     set_up: BTreeSet<(String, KernelPart)>,
@@ -110,7 +108,7 @@ impl<'a> Held<'a> {
             told: BTreeMap::new(),
             told_programs: Vec::new(),
             is_ready: false,
-            claims: BTreeMap::new(),
+            claims: Claims::default(),
             set_up: BTreeSet::new(),
             restored: BTreeSet::new(),
         }
@@ -118,6 +116,8 @@ impl<'a> Held<'a> {
 
     fn load(&mut self) {
         if self.plan.egress.is_some() {
+            // Before the filters go, which show it.
+            self.take_over_clsact();
             // Once, because another paced on the same device, which misses its filter, attaches it again.
             self.plan.devices.iter().for_each(|device| egress::remove_leftovers(device));
         }
@@ -127,6 +127,22 @@ impl<'a> Held<'a> {
             Egress::load(tag).map_err(refused)
         });
         self.ingress = self.plan.ingress.then(|| Ingress::load().map_err(refused));
+        if let Some(Ok(egress)) = &mut self.egress {
+            self.entries.clsact.iter().for_each(|changed| egress.take_over_clsact(changed.index));
+        }
+    }
+
+    /// Takes over each `clsact` that paced has made on a planned device, unless a live monitor claims it.
+    fn take_over_clsact(&mut self) {
+        for device in &self.plan.devices {
+            let Ok(Some(NetworkDevice { index, .. })) = NetworkDevice::find(device) else { continue };
+            let is_noted = self.entries.clsact.iter().any(|changed| changed.index == index);
+            let is_there = is_noted || qdisc::has_clsact_of_paced(index).is_ok_and(|is_there| is_there);
+            if is_there && self.claims.claim(Claimed::Clsact, index) && !is_noted {
+                self.entries.clsact.push(Changed { device: device.clone(), index });
+                self.note();
+            }
+        }
     }
 
     /// Sets up each planned part that is not in force, be it for the first time or because another program removed it,
@@ -264,15 +280,15 @@ impl<'a> Held<'a> {
         if self.has_set_fq(index) && root.fq_at(true) != FqAt::Own {
             // Another program replaced it: nothing is left to undo.
             self.entries.fq.retain(|changed| changed.index != index);
-            self.claims.remove(&index);
+            self.claims.release(Claimed::Fq, index);
             self.note();
         }
         let words = match root.fq_at(self.has_set_fq(index)) {
             FqAt::Own => {
-                self.claim(index);
+                self.claims.claim(Claimed::Fq, index);
                 "set by paced".to_owned()
             }
-            FqAt::Left if self.claim(index) => {
+            FqAt::Left if self.claims.claim(Claimed::Fq, index) => {
                 self.must_remove_fq(device, index);
                 "set by paced before".to_owned()
             }
@@ -281,20 +297,12 @@ impl<'a> Held<'a> {
             FqAt::Below => format!("below {}, it was there", root.kind()),
             FqAt::Nowhere => {
                 qdisc::set_fq(device, index, root)?;
-                self.claim(index);
+                self.claims.claim(Claimed::Fq, index);
                 self.must_remove_fq(device, index);
                 format!("in place of {}", root.kind())
             }
         };
         Ok(How { words, outlives_the_monitor: true })
-    }
-
-    /// Claims the `fq` of a device. Returns whether no other live monitor has: the kernel frees a claim when its process ends, however it ends.
-    fn claim(&mut self, index: u32) -> bool {
-        self.claims.contains_key(&index)
-            || SocketAddr::from_abstract_name(format!("paced-fq-{index}"))
-                .and_then(|name| UnixDatagram::bind_addr(&name))
-                .is_ok_and(|claim| self.claims.insert(index, claim).is_none())
     }
 
     fn must_remove_fq(&mut self, device: &str, index: u32) {
@@ -309,6 +317,7 @@ impl<'a> Held<'a> {
         // Also if the filter was refused.
         let is_new = |index: &u32| !self.entries.clsact.iter().any(|changed| changed.index == *index);
         if let Some(index) = index.filter(|index| egress.has_made_clsact(*index)).filter(is_new) {
+            self.claims.claim(Claimed::Clsact, index);
             self.entries.clsact.push(Changed { device: device.to_owned(), index });
             self.note();
         }
@@ -418,44 +427,9 @@ fn loaded<T>(program: &mut Option<Result<T, String>>) -> Result<&mut T> {
     }
 }
 
-/// Returns the first line of a message, without the kernel's explanation of a refused program, which begins in it.
-fn first_line(message: &str) -> &str {
-    let line = message.lines().next().unwrap_or_default();
-    line.split(". Verifier output:").next().unwrap_or(line)
-}
-
-/// Puts a message on one line and cuts out the middle of a long one: the kernel explains a refused program instruction by instruction.
-fn abridged(message: &str) -> String {
-    const HEAD: usize = 400;
-    const TAIL: usize = 600;
-    let message = message.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" / ");
-    let length = message.chars().count();
-    if length <= HEAD + TAIL {
-        return message;
-    }
-    let (head, tail) = (message.chars().take(HEAD), message.chars().skip(length - TAIL));
-    head.chain(" … ".chars()).chain(tail).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::{super::message, *};
-
-    #[test]
-    fn a_long_message_keeps_its_beginning_and_end() {
-        assert_eq!(abridged("short"), "short");
-        assert_eq!(abridged("why:\n 0: r1\n\n1: r2\n"), "why: / 0: r1 / 1: r2");
-        let long = format!("begin{}end", "é".repeat(100_000));
-        let short = abridged(&long);
-        assert!(short.starts_with("beginé") && short.ends_with("éend") && short.len() < 3_000);
-    }
-
-    #[test]
-    fn a_part_is_told_with_the_kernels_reason_but_without_its_explanation() {
-        let refused = "without CAP_PERFMON: Permission denied (os error 13). Verifier output: 0: R1=ctx()\n1: r2";
-        assert_eq!(first_line(refused), "without CAP_PERFMON: Permission denied (os error 13)");
-        assert_eq!(first_line("one"), "one");
-    }
 
     /// A device of this index is not there, so nothing is undone at the end.
     const INDEX: u32 = 0x7fff_fff0;

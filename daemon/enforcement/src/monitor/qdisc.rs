@@ -167,6 +167,16 @@ pub(super) fn filter_place(index: u32, program: u32) -> Result<FilterPlace> {
     with_netlink(async |netlink| Ok(place_among(&filters(&netlink, index, EGRESS_HOOK).await?, program)))
 }
 
+/// Whether a device has a `clsact` that paced has made, be it this process or another: its filter there says so.
+pub(super) fn has_clsact_of_paced(index: u32) -> Result<bool> {
+    with_netlink(async |netlink| Ok(filters(&netlink, index, EGRESS_HOOK).await?.iter().any(is_in_own_clsact)))
+}
+
+fn is_in_own_clsact(filter: &TcMessage) -> bool {
+    let handle = TcHandle::from(bpf::egress::FILTER_IN_OWN_CLSACT);
+    filter.header.handle == handle && filter.attributes.iter().any(is_named_paced)
+}
+
 /// Finds the place of a program's filter; the kernel lists filters in the order in which they run.
 fn place_among(filters: &[TcMessage], program: u32) -> FilterPlace {
     let runs_it = |filter: &TcMessage| filter.attributes.iter().any(|attribute| runs(attribute, program));
@@ -336,6 +346,21 @@ mod tests {
         };
         assert!(runs(&of(7), 7) && !runs(&of(8), 7) && !runs(&TcAttribute::Kind("bpf".to_owned()), 7));
         assert!(!runs(&TcAttribute::Options(vec![option(8, &7_u32.to_ne_bytes())]), 7), "flags are no number");
+    }
+
+    #[test]
+    fn a_clsact_is_known_as_made_by_paced_by_the_handle_of_paced_s_filter_in_it() {
+        let filter = |name: &[u8], handle: u32| {
+            let name = TcAttribute::Options(vec![TcOption::Other(DefaultNla::new(7, name.to_vec()))]);
+            let mut filter = message(TcHandle::from(EGRESS_HOOK), 0, vec![name]);
+            filter.header.handle = TcHandle::from(handle);
+            filter
+        };
+        for (name, handle, is_own) in
+            [(&b"paced_egress\0"[..], 0x70ac, true), (b"paced_egress\0", 1, false), (b"other\0", 0x70ac, false)]
+        {
+            assert_eq!(is_in_own_clsact(&filter(name, handle)), is_own, "{name:?} {handle}");
+        }
     }
 
     #[test]
