@@ -43,7 +43,7 @@ async fn written_to(given: &Path) -> io::Result<Vec<u8>> {
     let contents = timeout(PATIENCE, read).await.unwrap_or_else(late)?;
     match contents.len() as u64 {
         0 => Err(io::Error::new(ErrorKind::UnexpectedEof, "nothing was written to it, or it was read before")),
-        ..=MOST_BYTES => Ok(contents),
+        1..=MOST_BYTES => Ok(contents),
         _ => Err(io::Error::new(ErrorKind::FileTooLarge, "more than 16 MiB were written to it")),
     }
 }
