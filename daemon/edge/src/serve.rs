@@ -182,7 +182,7 @@ impl Clients {
         };
         let accesses: Vec<_> = uplinks.into_iter().map(access).collect();
         let health = Arc::new(Mutex::new(vec![GatewayHealth::default(); accesses.len()]));
-        let (untaken, evicted) = (counters.clone(), counters.clone());
+        let [untaken, evicted, displaced] = [(); 3].map(|()| counters.clone());
         let on_end = Arc::new(move || untaken.limit_hit("stall_timeout_seconds"));
         let limits = ClientLimits {
             max_body_bytes: serve.max_body_bytes as usize,
@@ -191,6 +191,7 @@ impl Clients {
             idle: serve.idle,
             patience: Patience { time: serve.stall_timeout, on_end },
             on_evicted: Arc::new(move || evicted.limit_hit("clients_without_request")),
+            on_displaced: Arc::new(move || displaced.limit_hit("connections_of_a_user")),
         };
         let gateways = ToGateways { moved: moved(&counters), accesses, health };
         Ok(Self { door, entrance: ModelEntrance::new(gateways, classes, limits, entrance.access.clone()), last })
@@ -209,7 +210,7 @@ impl Clients {
         let Self { door, entrance, last } = self;
         let mut open = Open { door: Some(door), entrance, last };
         while let Some(door) = &mut open.door {
-            let (stream, from, place) = door.next().await;
+            let (stream, from, place) = door.next_among(open.entrance.newcomers()).await;
             // Tokens leave as they arrive.
             _ = stream.set_nodelay(true);
             door::buffer_little(&stream);

@@ -14,7 +14,7 @@ use tokio::{
     task::JoinSet,
 };
 
-use crate::accept::Accepting;
+use crate::{accept::Accepting, newcomers::Newcomers};
 
 /// The backlog of a local address while it accepts no connections.
 const BACKLOG: i32 = 1024;
@@ -36,6 +36,8 @@ pub struct Door {
     places: Arc<Semaphore>,
     max_connections: u32,
     on_full: OnFull,
+    /// A client that waits for a place.
+    waiting: Option<(TcpStream, SocketAddr)>,
     tasks: JoinSet<()>,
 }
 
@@ -68,6 +70,7 @@ impl Door {
             places: Arc::new(Semaphore::new(max_connections as usize)),
             max_connections,
             on_full: Box::new(on_full),
+            waiting: None,
             tasks: JoinSet::new(),
         })
     }
@@ -86,24 +89,47 @@ impl Door {
         self.max_connections
     }
 
-    /// Waits for a place, then for a client, and returns both. Keepalive probes close the connection if the client's host vanishes.
+    /// Waits for a place, then for a client, and returns both.
     pub async fn next(&mut self) -> (TcpStream, SocketAddr, Option<OwnedSemaphorePermit>) {
         if self.places.available_permits() == 0 {
             (self.on_full)();
         }
         // The semaphore is never closed.
         let place = self.places.clone().acquire_owned().await.ok();
+        let (stream, from) = self.accept().await;
+        (stream, from, place)
+    }
+
+    /// Waits for a client, then for a place, and returns both. While the client waits, the known clients among `newcomers` make room.
+    /// Dropping the future loses nothing.
+    pub async fn next_among(&mut self, newcomers: &Newcomers) -> (TcpStream, SocketAddr, Option<OwnedSemaphorePermit>) {
+        loop {
+            if self.waiting.is_none() {
+                self.waiting = Some(self.accept().await);
+                if self.places.available_permits() == 0 {
+                    (self.on_full)();
+                }
+            }
+            let place = newcomers.place(self.places.clone()).await;
+            if let Some((stream, from)) = self.waiting.take() {
+                return (stream, from, place);
+            }
+        }
+    }
+
+    /// Accepts a client. Keepalive probes close the connection if the client's host vanishes.
+    async fn accept(&mut self) -> (TcpStream, SocketAddr) {
         let (stream, from) = self.accepting.next().await;
         let (idle, interval, most) = PROBES;
         let probes = TcpKeepalive::new().with_time(idle).with_interval(interval).with_retries(most);
         // Fails only for a connection that has ended.
         _ = SockRef::from(&stream).set_tcp_keepalive(&probes);
-        (stream, from, place)
+        (stream, from)
     }
 
     /// Accepts no more clients, and waits for the tasks that serve the current ones.
     pub async fn end(mut self) {
-        drop(self.accepting);
+        drop((self.accepting, self.waiting));
         while self.tasks.join_next().await.is_some() {}
     }
 

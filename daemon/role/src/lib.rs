@@ -12,6 +12,7 @@ pub mod gate;
 pub mod holder;
 pub mod journal;
 pub mod kept;
+pub mod known_clients;
 pub mod labelled;
 pub mod limits;
 pub mod month;

@@ -6,11 +6,14 @@
 //! its place among the listener's connections back, so that lines keep no other client out. The next client comes from the line of the
 //! address with the fewest newcomers, so that a long line holds up no other. If there are several such lines, the client that has waited
 //! longest comes, so that many addresses hold up a further one only for a while.
+//!
+//! A client that has shown it is known from then on, and makes room by other rules (`known_clients`).
 
 use std::{
     collections::{BTreeMap, VecDeque},
     convert::Infallible,
     net::IpAddr,
+    pin::pin,
     sync::{Arc, OnceLock},
     time::Duration,
 };
@@ -18,13 +21,17 @@ use std::{
 use parking_lot::Mutex;
 use tokio::{
     sync::{
-        OwnedSemaphorePermit,
+        OwnedSemaphorePermit, Semaphore,
         oneshot::{self, error::TryRecvError},
     },
-    time::{Instant, timeout_at},
+    time::{Instant, timeout, timeout_at},
 };
 
-use super::unidentified_callers::{self, UnidentifiedCallers};
+use super::{
+    holder::Holder,
+    known_clients::{Activity, KnownClient, KnownClients},
+    unidentified_callers::{self, UnidentifiedCallers},
+};
 
 /// The maximum number of newcomers at a listener. They never have more than half of its connections.
 const MOST: usize = 256;
@@ -35,8 +42,15 @@ const MOST_WAITING: usize = 1_024;
 /// How long a newcomer is not evicted: enough for the handshakes and the first request over a slow path, including a lost packet.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// The newcomers at one listener; `None` once it ends.
-pub struct Newcomers(Mutex<Option<NewcomersNow>>);
+/// The interval at which a client that waits for a place looks for a known client that can make room.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// The newcomers at one listener.
+pub struct Newcomers {
+    /// `None` once the listener ends.
+    now: Mutex<Option<NewcomersNow>>,
+    known: Arc<KnownClients>,
+}
 
 /// The number of a client that was let in, and a receiver that closes once it has to leave.
 type LetIn = (u64, oneshot::Receiver<Infallible>);
@@ -64,8 +78,9 @@ struct Waiting {
 pub struct Newcomer {
     of: Arc<Newcomers>,
     number: u64,
-    /// Set once the client may stay.
-    stay: OnceLock<oneshot::Sender<Infallible>>,
+    activity: Arc<Activity>,
+    /// Set once the client is known.
+    known: OnceLock<KnownClient>,
 }
 
 /// The wait of a newcomer for its eviction.
@@ -123,12 +138,25 @@ impl NewcomersNow {
 
 impl Newcomers {
     /// Returns an empty set for a listener with this maximum of connections. At most `most_from_one` of its newcomers come from one IPv4
-    /// address, or one IPv6 /64.
+    /// address, or one IPv6 /64. Clients that stay are among the `known` ones.
     #[must_use]
-    pub fn new(max_connections: usize, most_from_one: usize) -> Arc<Self> {
+    pub fn new(max_connections: usize, most_from_one: usize, known: Arc<KnownClients>) -> Arc<Self> {
         let most = (max_connections / 2).clamp(1, MOST);
         let inside = UnidentifiedCallers::new(most, most_from_one);
-        Arc::new(Self(Mutex::new(Some(NewcomersNow { inside, lines: BTreeMap::new(), came: 0 }))))
+        Arc::new(Self { now: Mutex::new(Some(NewcomersNow { inside, lines: BTreeMap::new(), came: 0 })), known })
+    }
+
+    /// Waits for one of the listener's `places` for connections. Meanwhile, known clients make room for the one that waits. `None` only if
+    /// the semaphore is closed.
+    pub async fn place(&self, places: Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
+        let (mut coming, mut pause) = (pin!(places.acquire_owned()), Duration::ZERO);
+        loop {
+            if let Ok(place) = timeout(pause, coming.as_mut()).await {
+                return place.ok();
+            }
+            self.known.make_room();
+            pause = PAUSE;
+        }
     }
 
     /// Adds a client from an address as soon as there is room, or another one may be evicted. While the client waits, its `place` among the
@@ -143,7 +171,7 @@ impl Newcomers {
     ) -> Option<(Arc<Newcomer>, Eviction, Option<OwnedSemaphorePermit>)> {
         let (enters, mut entered) = oneshot::channel();
         {
-            let mut now = self.0.lock();
+            let mut now = self.now.lock();
             let now = now.as_mut()?;
             now.came += 1;
             let waiting = Waiting { came: now.came, keeps_place, enters };
@@ -162,12 +190,12 @@ impl Newcomers {
                 entered.await.ok()?
             }
         };
-        let newcomer = Arc::new(Newcomer { of: self.clone(), number, stay: OnceLock::new() });
+        let (activity, known) = (Arc::default(), OnceLock::new());
+        let newcomer = Arc::new(Newcomer { of: self.clone(), number, activity, known });
         let mut eviction = Eviction { of: self.clone(), from: Instant::now() + GRACE, leave };
         if let Some(places) = places {
             tokio::select! {
-                // No code closes the semaphore.
-                again = places.acquire_owned() => place = again.ok(),
+                again = self.place(places) => place = again,
                 () = eviction.comes() => return None,
             }
         }
@@ -176,12 +204,12 @@ impl Newcomers {
 
     /// Evicts all newcomers, because the listener ends. A client that it has accepted is also evicted if it enters later.
     pub fn evict_all(&self) {
-        *self.0.lock() = None;
+        *self.now.lock() = None;
     }
 
     /// Takes a client out of the set. Returns its sender if it was in it.
     fn leave(&self, number: u64) -> Option<oneshot::Sender<Infallible>> {
-        let mut now = self.0.lock();
+        let mut now = self.now.lock();
         let now = now.as_mut()?;
         let (_, stay) = now.inside.leave(number)?;
         now.settle();
@@ -190,15 +218,27 @@ impl Newcomers {
 }
 
 impl Newcomer {
-    /// Lets a known client stay without a limit.
-    pub fn may_stay_if(&self, is_known: impl FnOnce() -> bool) {
-        // Once the client is out of the list, this is the only holder of its sender.
-        if self.stay.get().is_none()
-            && is_known()
+    /// Lets the client stay as one of `holder`, if that returns one, until it has to make room as a known client.
+    pub fn may_stay_as(&self, holder: impl FnOnce() -> Option<Holder>) {
+        if self.known.get().is_none()
+            && let Some(holder) = holder()
+            // The sender, and so whether the client stays, is now that of the known clients.
             && let Some(stay) = self.of.leave(self.number)
         {
-            _ = self.stay.set(stay);
+            _ = self.known.set(self.of.known.enter(holder, self.activity.clone(), stay));
         }
+    }
+
+    /// Whether the client may stay, or might until it had to make room as a known client.
+    #[must_use]
+    pub fn is_known(&self) -> bool {
+        self.known.get().is_some()
+    }
+
+    /// Returns what happens on its connection.
+    #[must_use]
+    pub fn activity(&self) -> Arc<Activity> {
+        self.activity.clone()
     }
 }
 
@@ -213,7 +253,7 @@ impl Eviction {
     pub async fn comes(&mut self) {
         if timeout_at(self.from, &mut self.leave).await.is_err() {
             // A client that waits may take its place from now on.
-            if let Some(now) = self.of.0.lock().as_mut() {
+            if let Some(now) = self.of.now.lock().as_mut() {
                 now.settle();
             }
             _ = (&mut self.leave).await;
@@ -237,6 +277,11 @@ mod tests {
         Ipv4Addr::new(10, 0, 0, last).into()
     }
 
+    fn newcomers(max_connections: usize, most_from_one: usize) -> Arc<Newcomers> {
+        let known = KnownClients::new((address(0), 80).into(), Box::new(|| {}));
+        Newcomers::new(max_connections, most_from_one, known)
+    }
+
     /// A client that connects now, and ends after this time. Returns whether it was neither refused nor evicted, and when its end came.
     fn client(newcomers: &Arc<Newcomers>, from: IpAddr, stays: Duration) -> JoinHandle<(bool, Duration)> {
         with_place(newcomers, (from, None), stays)
@@ -256,7 +301,7 @@ mod tests {
                 () = sleep(stays) => true,
                 () = eviction.comes() => false,
             };
-            newcomer.may_stay_if(|| is_served);
+            newcomer.may_stay_as(|| is_served.then_some(Holder::Unknown));
             (is_served, began.elapsed())
         })
     }
@@ -271,7 +316,7 @@ mod tests {
     async fn honest_clients_that_connect_at_once_are_all_served() {
         // At a gateway's own listener and at an edge, which this host's programs share.
         for (from, most_from_one) in [(address(1), 64), (Ipv4Addr::LOCALHOST.into(), usize::MAX)] {
-            let (newcomers, places) = (Newcomers::new(1_024, most_from_one), Arc::new(Semaphore::new(1_024)));
+            let (newcomers, places) = (newcomers(1_024, most_from_one), Arc::new(Semaphore::new(1_024)));
             let mut clients = Vec::new();
             for _ in 0..1_000 {
                 let place = places.clone().acquire_owned().await.ok();
@@ -284,7 +329,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_client_that_waits_leaves_its_place_to_others_and_is_served_once_it_has_one_again() {
-        let (newcomers, places) = (Newcomers::new(2, 2), Arc::new(Semaphore::new(1)));
+        let (newcomers, places) = (newcomers(2, 2), Arc::new(Semaphore::new(1)));
         let place = || places.clone().try_acquire_owned().ok();
         let first = client(&newcomers, address(1), SOON);
         let second = with_place(&newcomers, (address(2), place()), SOON);
@@ -306,7 +351,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn silent_clients_make_room_once_they_had_their_time_and_only_if_others_come() {
-        let newcomers = Newcomers::new(8, 4);
+        let newcomers = newcomers(8, 4);
         let silent: Vec<_> = (0..4).map(|_| client(&newcomers, address(1), HOUR)).collect();
         let honest = client(&newcomers, address(1), SOON);
         assert_eq!(honest.await.unwrap(), (true, GRACE + SOON));
@@ -319,7 +364,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_flood_of_one_address_evicts_no_client_of_another_and_holds_none_up() {
-        let newcomers = Newcomers::new(16, 4);
+        let newcomers = newcomers(16, 4);
         let slow = client(&newcomers, address(2), GRACE * 20);
         let refused = Arc::<AtomicUsize>::default();
         let (flood, at_once) = (newcomers.clone(), refused.clone());
@@ -343,7 +388,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_clients_of_many_addresses_that_have_all_room_hold_others_up_for_no_longer_than_their_time() {
-        let newcomers = Newcomers::new(16, 2);
+        let newcomers = newcomers(16, 2);
         let flood: Vec<_> = (1..=4).flat_map(|last| [last; 8]).collect();
         for from in flood {
             client(&newcomers, address(from), HOUR);
@@ -355,7 +400,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn clients_of_more_addresses_than_there_is_room_for_hold_up_a_further_one_only_for_a_while() {
-        let newcomers = Newcomers::new(16, 2);
+        let newcomers = newcomers(16, 2);
         for last in (1..=12).flat_map(|last| [last; 2]) {
             let newcomers = newcomers.clone();
             tokio::spawn(async move {
@@ -371,7 +416,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_clients_that_wait_have_a_bound_and_those_of_crowded_addresses_are_sent_away_first() {
-        let newcomers = Newcomers::new(16, 8);
+        let newcomers = newcomers(16, 8);
         let clients: Vec<_> = (1..=12).map(|last| client(&newcomers, address(last), HOUR)).collect();
         let crowd: Vec<_> = (0..MOST_WAITING).map(|_| client(&newcomers, address(12), HOUR)).collect();
         sleep(SOON).await;
@@ -386,9 +431,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_end_of_a_listener_evicts_newcomers_and_clients_that_enter_after_it_but_no_known_ones() {
-        let newcomers = Newcomers::new(4, 16);
+        let newcomers = newcomers(4, 16);
         let (known, mut known_leaves, _) = newcomers.enter(address(1), None, false).await.unwrap();
-        known.may_stay_if(|| true);
+        known.may_stay_as(|| Some(Holder::Unknown));
         let new = [2, 3, 4].map(|last| client(&newcomers, address(last), HOUR));
         sleep(GRACE / 2).await;
         newcomers.evict_all();

@@ -24,6 +24,7 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
+use role::known_clients::{ActiveRequest, Activity};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
@@ -98,6 +99,8 @@ pub(crate) struct ConnectionTerms {
     pub(crate) patience: Patience,
     /// True once the connection may begin no more requests; `None` if the caller ends the connection by dropping it.
     pub(crate) ending: Option<watch::Receiver<bool>>,
+    /// Shows what happens on the connection.
+    pub(crate) activity: Arc<Activity>,
 }
 
 /// Serves a connection until it ends; `answer` answers each request. With HTTP/2, a request counts as open until its
@@ -113,12 +116,12 @@ pub(crate) async fn serve<A, F, B, E>(
     B::Error: Into<Box<dyn Error + Send + Sync>>,
     E: Into<Box<dyn Error + Send + Sync>> + 'static,
 {
-    let ConnectionTerms { version, idle, patience, mut ending } = terms;
+    let ConnectionTerms { version, idle, patience, mut ending, activity } = terms;
     let (requests, of_connection) = (Arc::<Requests>::default(), Arc::<AtomicBool>::default());
     let answer = service_fn(|request| {
         // Over HTTP/1.1, an answer that is not taken ends the connection.
         let is_untaken = if version == HttpVersion::Two { Arc::default() } else { of_connection.clone() };
-        let answer = answer(request, requests.begin(is_untaken.clone()));
+        let answer = answer(request, requests.begin(is_untaken.clone(), activity.begin()));
         offered(answer, version, is_untaken)
     });
     let served = match version {
@@ -239,9 +242,15 @@ struct Requests {
 pub(crate) struct OpenRequest {
     requests: Arc<Requests>,
     is_untaken: Arc<AtomicBool>,
+    active: Arc<ActiveRequest>,
 }
 
 impl OpenRequest {
+    /// Returns the request as others see it who decide which connection makes room. It is not active any more once all clones are dropped.
+    pub(crate) fn active(&self) -> Arc<ActiveRequest> {
+        self.active.clone()
+    }
+
     /// Returns the flag that is set when the answer ends because the client took nothing of it for too long.
     pub(crate) fn is_untaken(&self) -> Arc<AtomicBool> {
         self.is_untaken.clone()
@@ -249,9 +258,9 @@ impl OpenRequest {
 }
 
 impl Requests {
-    fn begin(self: &Arc<Self>, is_untaken: Arc<AtomicBool>) -> OpenRequest {
+    fn begin(self: &Arc<Self>, is_untaken: Arc<AtomicBool>, active: ActiveRequest) -> OpenRequest {
         [&self.open, &self.begun].iter().for_each(|count| _ = count.fetch_add(1, Relaxed));
-        OpenRequest { requests: self.clone(), is_untaken }
+        OpenRequest { requests: self.clone(), is_untaken, active: Arc::new(active) }
     }
 }
 
@@ -335,7 +344,7 @@ mod tests {
                     Ok::<_, Infallible>(Response::new(KeptBody { body, _kept: open }))
                 }
             };
-            let terms = ConnectionTerms { version, idle, patience, ending: None };
+            let terms = ConnectionTerms { version, idle, patience, ending: None, activity: Arc::default() };
             (Self { serving: tokio::spawn(serve(theirs, terms, answer)), untaken, blamed }, ours)
         }
 

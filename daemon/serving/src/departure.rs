@@ -5,7 +5,10 @@ use std::sync::{
     atomic::{AtomicBool, Ordering::Relaxed},
 };
 
-use role::access::served::{CANCELLED, UNSERVED, UNTAKEN};
+use role::{
+    access::served::{CANCELLED, DISPLACED, UNSERVED, UNTAKEN},
+    known_clients::ActiveRequest,
+};
 
 use crate::connection::OpenRequest;
 
@@ -16,12 +19,21 @@ pub(crate) struct Departure {
     is_cut: Arc<AtomicBool>,
     /// Whether the client took nothing of the answer for too long.
     is_untaken: Arc<AtomicBool>,
+    /// What others see of it who decide which connection makes room.
+    active: Option<Arc<ActiveRequest>>,
 }
 
 impl Departure {
     /// Returns the departure of a request on a connection that its listener cuts once `is_cut` is set.
     pub(crate) fn of(request: &OpenRequest, is_cut: &Arc<AtomicBool>) -> Self {
-        Self { is_cut: is_cut.clone(), is_untaken: request.is_untaken() }
+        Self { is_cut: is_cut.clone(), is_untaken: request.is_untaken(), active: Some(request.active()) }
+    }
+
+    /// Notes that the whole body of the request has arrived.
+    pub(crate) fn note_complete(&self) {
+        if let Some(active) = &self.active {
+            active.is_complete();
+        }
     }
 
     /// Notes that the client took nothing of the answer for too long. Returns whether that is news, so that an answer counts once.
@@ -35,6 +47,8 @@ impl Departure {
             UNSERVED
         } else if self.is_untaken.load(Relaxed) {
             UNTAKEN
+        } else if self.active.as_ref().is_some_and(|active| active.is_displaced()) {
+            DISPLACED
         } else {
             CANCELLED
         }

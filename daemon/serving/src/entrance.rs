@@ -42,6 +42,7 @@ use quic::class::{Since, Terms};
 use role::{
     access::AccessLog,
     holder::Holder,
+    known_clients::KnownClients,
     newcomers::{Newcomer, Newcomers},
 };
 use tokio::{
@@ -89,6 +90,8 @@ pub struct ClientLimits {
     pub patience: Patience,
     /// The callback after a client without a complete request was closed in favour of another one.
     pub on_evicted: Arc<dyn Fn() + Send + Sync>,
+    /// The callback after a connection of the user with the most was closed in favour of a client that waited.
+    pub on_displaced: Arc<dyn Fn() + Send + Sync>,
 }
 
 /// A local address of an edge for clients of models.
@@ -119,7 +122,9 @@ impl<W: GatewayAccess> ModelEntrance<W> {
     pub fn new(gateways: W, classes: RequestClasses, limits: ClientLimits, access: Arc<AccessLog>) -> Arc<Self> {
         let (requests, places) = (AtomicU64::new(0), Arc::new(Semaphore::new(limits.max_requests)));
         // All programs of this host have the same address.
-        let newcomers = Newcomers::new(limits.max_requests, usize::MAX);
+        let displaced = limits.on_displaced.clone();
+        let known = KnownClients::new(classes.listener(), Box::new(move || displaced()));
+        let newcomers = Newcomers::new(limits.max_requests, usize::MAX, known);
         let (ending, is_cut) = (watch::Sender::new(false), Arc::default());
         let bodies = Bodies::new(limits.bodies_bytes, "bodies_bytes of this edge");
         Arc::new(Self { gateways, classes, limits, access, requests, bodies, places, newcomers, ending, is_cut })
@@ -136,6 +141,12 @@ impl<W: GatewayAccess> ModelEntrance<W> {
         self.is_cut.store(true, Relaxed);
     }
 
+    /// Returns the clients that may have to make room for others.
+    #[must_use]
+    pub fn newcomers(&self) -> &Newcomers {
+        &self.newcomers
+    }
+
     /// Serves a connection of the client at the address `from` to its end. Until a request of it was complete, the client may have to make
     /// room for others. `place` is its place among the address's connections.
     pub async fn serve(self: Arc<Self>, stream: TcpStream, from: SocketAddr, place: Option<OwnedSemaphorePermit>) {
@@ -143,8 +154,11 @@ impl<W: GatewayAccess> ModelEntrance<W> {
         let is_local = from.ip().to_canonical().is_loopback();
         if let Some((newcomer, mut eviction, _place)) = self.newcomers.enter(from.ip(), place, is_local).await {
             tokio::select! {
-                () = self.clone().converse(stream, from, newcomer) => return,
+                () = self.clone().converse(stream, from, newcomer.clone()) => return,
                 () = eviction.comes() => {}
+            }
+            if newcomer.is_known() {
+                return tracing::debug!(client = %from, "closed a connection of the user with the most: too many clients");
             }
         }
         if !*self.ending.borrow() {
@@ -169,33 +183,33 @@ impl<W: GatewayAccess> ModelEntrance<W> {
         from: SocketAddr,
         newcomer: Arc<Newcomer>,
     ) {
-        let entrance = self.clone();
+        let (entrance, activity) = (self.clone(), newcomer.activity());
         let answer = move |request, open: OpenRequest| {
             let (entrance, newcomer) = (entrance.clone(), newcomer.clone());
             async move {
-                let departure = Departure::of(&open, &entrance.is_cut);
-                let (answered, place) = entrance.answer(request, (from, departure), &newcomer).await?;
+                let (answered, place) = entrance.answer(request, (from, &open), &newcomer).await?;
                 Ok::<_, io::Error>(answered.map(|body| KeptBody { body, _kept: (open, place) }))
             }
         };
         let (idle, patience) = (self.limits.idle, self.limits.patience.clone());
         let ending = Some(self.ending.subscribe());
-        connection::serve(stream, ConnectionTerms { version, idle, patience, ending }, answer).await;
+        connection::serve(stream, ConnectionTerms { version, idle, patience, ending, activity }, answer).await;
     }
 
     /// Answers a request, and returns its place among the concurrent ones. Fails if the client left within the body.
     async fn answer(
         &self,
         request: hyper::Request<Incoming>,
-        (from, departure): (SocketAddr, Departure),
+        (from, open): (SocketAddr, &OpenRequest),
         newcomer: &Newcomer,
     ) -> io::Result<(Answered<W::Place>, Option<OwnedSemaphorePermit>)> {
         let start = Instant::now();
         let id = self.requests.fetch_add(1, Relaxed) + 1;
+        let departure = Departure::of(open, &self.is_cut);
         let mut recording = Recording::begin(&self.access, start, id, (self.classes.listener(), from), departure);
         let expects_continue = request.version() < Version::HTTP_2 && request.headers().contains_key(EXPECT);
         let (answering, begun) = oneshot::channel();
-        match self.pass(request, (start, from), newcomer, (&mut recording, begun)).await {
+        match self.pass(request, (start, from, open), newcomer, (&mut recording, begun)).await {
             Ok((response, place)) => Ok((response.map(|answer| Either::Right(answer.recorded(recording))), place)),
             // The record says by default that the client left.
             Err(Failure::Gone | Failure::Untaken) => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -222,7 +236,7 @@ impl<W: GatewayAccess> ModelEntrance<W> {
     async fn pass(
         &self,
         request: hyper::Request<Incoming>,
-        (start, from): (Instant, SocketAddr),
+        (start, from, open): (Instant, SocketAddr, &OpenRequest),
         newcomer: &Newcomer,
         (recording, begun): (&mut Recording, oneshot::Receiver<Infallible>),
     ) -> Result<(Response<Answer<W::Place>>, Option<OwnedSemaphorePermit>), Failure> {
@@ -232,9 +246,10 @@ impl<W: GatewayAccess> ModelEntrance<W> {
         let mut head = message::head(&parts);
         let user = self.classes.user(&head, SystemTime::now());
         recording.asked_by(user.clone(), &head);
-        let share = self.bodies.begin(Holder::of(user.as_ref(), Some(from)));
-        let body = read(body, begun, self.limits.max_body_bytes, share).await?;
-        newcomer.may_stay_if(|| true);
+        let holder = Holder::of(user.as_ref(), Some(from));
+        let body = read(body, begun, self.limits.max_body_bytes, self.bodies.begin(holder.clone())).await?;
+        open.active().is_complete();
+        newcomer.may_stay_as(|| Some(holder));
         // Only now: requests that wait for a place would fill the window of their HTTP/2 connection, and so hold up the body of one that
         // has a place. No code closes the semaphore.
         let request_place = self.places.clone().acquire_owned().await.ok();

@@ -23,6 +23,8 @@ use role::{
     access::served::Served,
     classes::Classes,
     door::{self, Door},
+    holder::Holder,
+    known_clients::KnownClients,
     newcomers::{Eviction, Newcomer, Newcomers},
 };
 use rustls::ServerConfig;
@@ -113,7 +115,9 @@ impl Front {
     /// Serves clients until `ending` is set and their requests have ended. Dropping the future ends their connections.
     pub async fn run(self) {
         let Self { mut door, shown, listener, idle, source, on_served, metrics, ending, is_cut } = self;
-        let newcomers = Newcomers::new(door.max_connections() as usize, MOST_FROM_ONE);
+        let displaced = metrics.clone();
+        let known = KnownClients::new(listener, Box::new(move || displaced.displaced()));
+        let newcomers = Newcomers::new(door.max_connections() as usize, MOST_FROM_ONE, known);
         let mut ends = Some(ending.clone());
         let hall = Arc::new(Hall { shown, listener, idle, source, on_served, metrics, ending, is_cut, newcomers });
         loop {
@@ -125,7 +129,7 @@ impl Front {
                     hall.newcomers.evict_all();
                     return door.end().await;
                 }
-                next = door.next() => next,
+                next = door.next_among(&hall.newcomers) => next,
             };
             // Tokens leave as they arrive.
             _ = stream.set_nodelay(true);
@@ -140,7 +144,8 @@ impl Hall {
     /// Serves a client that has a place among the connections.
     async fn welcome(self: Arc<Self>, stream: TcpStream, from: SocketAddr, place: Option<OwnedSemaphorePermit>) {
         let entered = self.newcomers.enter(from.ip(), place, false).await;
-        let Some((newcomer, mut eviction, _place)) = entered else { return self.turned_away(from) };
+        let Some((newcomer, mut eviction, _place)) = entered else { return self.turned_away(from, None) };
+        let client = newcomer.clone();
         let Some(shown) = &self.shown.0 else {
             let serving = Box::pin(async {
                 match HttpVersion::of_beginning(&stream, self.idle).await {
@@ -148,7 +153,7 @@ impl Hall {
                     Err(error) => tracing::debug!(client = %from, "client left: {error}"),
                 }
             });
-            return self.unless_evicted(serving, eviction, from).await;
+            return self.unless_evicted(serving, eviction, (from, &client)).await;
         };
         let acceptor = TlsAcceptor::from(shown.load_full());
         let greeted = tokio::select! {
@@ -162,7 +167,8 @@ impl Hall {
             Ok(stream) => {
                 let is_two = stream.get_ref().1.alpn_protocol() == Some(b"h2");
                 let version = if is_two { HttpVersion::Two } else { HttpVersion::One };
-                self.unless_evicted(Box::pin(self.serve(stream, version, from, newcomer)), eviction, from).await;
+                let serving = Box::pin(self.serve(stream, version, from, newcomer));
+                self.unless_evicted(serving, eviction, (from, &client)).await;
             }
             Err(why) => tracing::debug!(client = %from, why, "refused a client of the gateway"),
         }
@@ -173,17 +179,19 @@ impl Hall {
         &self,
         serving: Pin<Box<impl Future<Output = ()>>>,
         mut eviction: Eviction,
-        from: SocketAddr,
+        (from, client): (SocketAddr, &Newcomer),
     ) {
         tokio::select! {
             () = serving => {}
-            () = eviction.comes() => self.turned_away(from),
+            () = eviction.comes() => self.turned_away(from, Some(client)),
         }
     }
 
-    /// Counts a client that is closed in favour of others, unless all are closed.
-    fn turned_away(&self, from: SocketAddr) {
-        if !*self.ending.borrow() {
+    /// Counts a client that is closed in favour of others, unless all are closed, or it was known, and so counted when it had to leave.
+    fn turned_away(&self, from: SocketAddr, client: Option<&Newcomer>) {
+        if client.is_some_and(Newcomer::is_known) {
+            tracing::debug!(client = %from, "closed a connection of the user with the most: too many clients");
+        } else if !*self.ending.borrow() {
             self.metrics.evicted();
             tracing::debug!(client = %from, "closed a client without an admitted request: too many clients");
         }
@@ -197,7 +205,7 @@ impl Hall {
         from: SocketAddr,
         newcomer: Arc<Newcomer>,
     ) {
-        let hall = self.clone();
+        let (hall, activity) = (self.clone(), newcomer.activity());
         let answer = move |request, open| {
             let (hall, newcomer) = (hall.clone(), newcomer.clone());
             async move { hall.answer(request, from, &newcomer, open).await }
@@ -206,7 +214,8 @@ impl Hall {
         let time = (self.source)().map_or(self.idle, |(gateway, _)| gateway.stall_timeout());
         let metrics = self.metrics.clone();
         let patience = Patience { time, on_end: Arc::new(move || metrics.untaken()) };
-        let terms = ConnectionTerms { version, idle: self.idle, patience, ending: Some(self.ending.clone()) };
+        let ending = Some(self.ending.clone());
+        let terms = ConnectionTerms { version, idle: self.idle, patience, ending, activity };
         connection::serve(stream, terms, answer).await;
     }
 
@@ -222,7 +231,7 @@ impl Hall {
         let (parts, body) = request.into_parts();
         let expects_continue = parts.version < Version::HTTP_2 && parts.headers.contains_key(EXPECT);
         let head = message::head(&parts);
-        newcomer.may_stay_if(|| gateway.knows(&head));
+        newcomer.may_stay_as(|| Some(Holder::of(gateway.user(&head)?.as_ref(), Some(from))));
         let (exchange, awaited) = TcpExchange::new(body, Departure::of(&open, &self.is_cut));
         let asker = Asker { user: None, listener: self.listener, client: Some(from), path: PathStats::default() };
         let (on_served, open) = (self.on_served.clone(), Arc::new(open));
@@ -250,8 +259,14 @@ impl Hall {
 
 #[cfg(test)]
 mod tests {
-    use config::{gateway::GatewaySettings, policy::Policy};
+    use config::{
+        gateway::{GatewaySettings, Key},
+        policy::Policy,
+    };
+    use hyper_util::rt::{TokioExecutor, TokioIo};
     use quic::class::{ClassMarks, ClassMetrics, PolicyRole};
+    use role::access::served::DISPLACED;
+    use sha2::{Digest as _, Sha256};
     use tokio::{
         io::{AsyncReadExt as _, AsyncWriteExt as _},
         net::TcpListener,
@@ -264,11 +279,13 @@ mod tests {
         routes::tests::{key, model},
     };
 
-    /// A listener of a gateway that knows the key "sk-1" and takes bodies of up to 1000 bytes, and the operations of ended requests.
-    fn hall() -> (Arc<Hall>, mpsc::UnboundedReceiver<&'static str>) {
+    /// A listener of a gateway that knows the keys "sk-1" and "sk-3" of two users and takes bodies of up to 1000 bytes, and the records of
+    /// ended requests.
+    fn hall() -> (Arc<Hall>, mpsc::UnboundedReceiver<Served>) {
         let classes =
             Classes::new(Policy::default(), PolicyRole::Relay, &ClassMetrics::default(), |_| ClassMarks::default());
-        let (models, keys) = (vec![model("large", 100, None)], vec![key()]);
+        let other = Key { name: "bob".into(), sha256: Sha256::digest("sk-3").into(), ..key() };
+        let (models, keys) = (vec![model("large", 100, None)], vec![key(), other]);
         let settings = GatewaySettings { models, keys, max_body_bytes: 1_000, ..GatewaySettings::default() };
         let shared = (Default::default(), &Arc::default());
         let gateway = Gateway::new(&settings, &classes, shared, (&Learned::default(), None)).unwrap();
@@ -282,12 +299,12 @@ mod tests {
             on_served: Arc::new(move |request| {
                 // The listener goes on as long as the sender lives.
                 _ = ends.receiver_count();
-                _ = ended.send(request.operation);
+                _ = ended.send(request);
             }),
             metrics: GatewayMetrics::default(),
             ending,
             is_cut: Arc::default(),
-            newcomers: Newcomers::new(4, 4),
+            newcomers: Newcomers::new(4, 4, KnownClients::new(([127, 0, 0, 1], 80).into(), Box::new(|| {}))),
         };
         (Arc::new(hall), served)
     }
@@ -318,7 +335,8 @@ mod tests {
         let answers = converse(hall, requests.as_bytes()).await.unwrap();
         assert!(answers.starts_with("HTTP/1.1 204 No Content\r\n"), "{answers}");
         assert!(answers.contains("\r\n\r\nHTTP/1.1 200 OK\r\n") && answers.ends_with("ok\n"), "{answers}");
-        assert_eq!((served.recv().await, served.try_recv().ok()), (Some("health"), None));
+        assert_eq!(served.recv().await.map(|served| served.operation), Some("health"));
+        assert!(served.try_recv().is_err());
     }
 
     #[tokio::test]
@@ -352,5 +370,100 @@ mod tests {
                 .await
                 .unwrap();
         assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+    }
+
+    /// Serves up to four connections at once. Returns the address, the counters, and the records of ended requests.
+    fn open() -> (SocketAddr, GatewayMetrics, mpsc::UnboundedReceiver<Served>) {
+        let (hall, served) = hall();
+        let door = Door::new(door::bind(([127, 0, 0, 1], 0).into()).unwrap(), 4, || {}).unwrap();
+        let address = door.address().unwrap();
+        let Hall { shown, listener, idle, source, on_served, metrics, ending, is_cut, .. } = &*hall;
+        let front = Front {
+            door,
+            shown: shown.clone(),
+            listener: *listener,
+            idle: *idle,
+            source: source.clone(),
+            on_served: on_served.clone(),
+            metrics: metrics.clone(),
+            ending: ending.clone(),
+            is_cut: is_cut.clone(),
+        };
+        tokio::spawn(front.run());
+        (address, metrics.clone(), served)
+    }
+
+    /// Connects and sends a head with a key and these fields, and nothing more. Returns the connection after the first line of an answer.
+    async fn connect(address: SocketAddr, line: &str, key: &str, fields: &str) -> (TcpStream, String) {
+        let mut client = TcpStream::connect(address).await.unwrap();
+        let head = format!("{line} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\n{fields}\r\n");
+        client.write_all(head.as_bytes()).await.unwrap();
+        let mut status = [0; 12];
+        timeout(Duration::from_secs(30), client.read_exact(&mut status)).await.expect("a place").unwrap();
+        (client, String::from_utf8_lossy(&status).into_owned())
+    }
+
+    /// Waits until the other end has closed a connection.
+    async fn closed(client: &mut TcpStream) {
+        // Over TCP, it may be closed with bytes unread.
+        _ = client.read_to_end(&mut Vec::new()).await;
+    }
+
+    #[tokio::test]
+    async fn a_user_that_keeps_all_connections_open_keeps_no_other_user_out() {
+        let body = ("POST /v1/completions", "content-length: 100\r\nexpect: 100-continue\r\n", "HTTP/1.1 100");
+        for (line, fields, status) in [("GET /v1/models", "", "HTTP/1.1 200"), body] {
+            let (address, metrics, mut served) = open();
+            let mut greedy = Vec::new();
+            for _ in 0..4 {
+                let (client, found) = connect(address, line, "sk-1", fields).await;
+                assert_eq!(found, status);
+                greedy.push(client);
+            }
+            if line == body.0 {
+                tokio::time::pause();
+                tokio::time::advance(Duration::from_secs(2)).await;
+                tokio::time::resume();
+            }
+            let (mut modest, found) = connect(address, "GET /v1/models", "sk-3", "").await;
+            assert_eq!(found, "HTTP/1.1 200");
+            let mut first = greedy.remove(0);
+            closed(&mut first).await;
+            if line == body.0 {
+                while served.recv().await.unwrap().reason != DISPLACED {}
+            }
+            // The next ones of the greedy user take places of its own.
+            for _ in 0..3 {
+                let (client, found) = connect(address, "GET /v1/models", "sk-1", "").await;
+                assert_eq!(found, "HTTP/1.1 200");
+                greedy.push(client);
+            }
+            modest.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
+            let mut rest = String::new();
+            modest.read_to_string(&mut rest).await.unwrap();
+            assert!(rest.ends_with("\r\n\r\nok\n"), "{rest}");
+            assert_eq!((metrics.displaced_so_far(), metrics.evicted_so_far()), (4, 0));
+        }
+    }
+
+    #[tokio::test]
+    async fn an_idle_connection_by_http_2_makes_room_like_one_by_http_1() {
+        let (address, metrics, _served) = open();
+        let mut greedy = Vec::new();
+        for _ in 0..4 {
+            let client = TokioIo::new(TcpStream::connect(address).await.unwrap());
+            let builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
+            let (mut requests, connection) = builder.handshake(client).await.unwrap();
+            let connection = tokio::spawn(connection);
+            let asked = hyper::Request::get("http://x/v1/models").header("authorization", "Bearer sk-1");
+            let answer = requests.send_request(asked.body(String::new()).unwrap()).await.unwrap();
+            assert_eq!(answer.status(), 200);
+            greedy.push((requests, connection));
+        }
+        let (_modest, found) = connect(address, "GET /v1/models", "sk-3", "").await;
+        assert_eq!((&found[..], metrics.displaced_so_far()), ("HTTP/1.1 200", 1));
+        let (_requests, first) = greedy.remove(0);
+        _ = first.await.unwrap();
+        assert!(greedy.iter().all(|(_, connection)| !connection.is_finished()));
     }
 }

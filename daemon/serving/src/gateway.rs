@@ -182,10 +182,11 @@ impl Gateway {
         head.method != b"CONNECT"[..]
     }
 
-    /// Whether it would serve a client with the credentials in this head.
+    /// Returns the holder of the key in this head, or `Some(None)` if clients need no key. `None` if it would not serve the client.
     #[must_use]
-    pub fn knows(&self, head: &RequestHead) -> bool {
-        self.tenants.of(head, SystemTime::now()).is_ok()
+    pub fn user(&self, head: &RequestHead) -> Option<Option<Arc<str>>> {
+        let tenant = self.tenants.of(head, SystemTime::now()).ok()?;
+        Some(tenant.map(|tenant| tenant.name.clone()))
     }
 
     /// Orders waiting requests by a policy's schedule from now on.

@@ -132,6 +132,7 @@ pub struct GatewayMetrics {
     full: Counter,
     handshakes: Family<[(&'static str, &'static str); 1], Counter>,
     evicted: Counter,
+    displaced: Counter,
     untaken: Counter,
 }
 
@@ -177,6 +178,7 @@ impl Default for GatewayMetrics {
             full: Counter::default(),
             handshakes: Family::default(),
             evicted: Counter::default(),
+            displaced: Counter::default(),
             untaken: Counter::default(),
         }
     }
@@ -229,6 +231,8 @@ impl GatewayMetrics {
         let help =
             "Answers that were discarded, because their clients took none of their bytes within stall_timeout_seconds";
         registry.register("gateway_untaken_answers", help, self.untaken.clone());
+        let help = "Connections to the gateway's own listeners that the user with the most lost, because all were taken and another client waited";
+        registry.register("gateway_displaced_connections", help, self.displaced.clone());
         let help = "Times that a client had to wait, because the gateway's own listener had max_connections";
         registry.register("gateway_connections_full", help, self.full.clone());
     }
@@ -257,6 +261,21 @@ impl GatewayMetrics {
     /// Counts a client that was closed in favour of another before any of its requests was admitted.
     pub(crate) fn evicted(&self) {
         self.evicted.inc();
+    }
+
+    /// Counts a known client's connection that was closed in favour of another client.
+    pub(crate) fn displaced(&self) {
+        self.displaced.inc();
+    }
+
+    #[cfg(test)]
+    pub(crate) fn displaced_so_far(&self) -> u64 {
+        self.displaced.get()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn evicted_so_far(&self) -> u64 {
+        self.evicted.get()
     }
 
     /// Counts an answer whose rest was discarded because its client stopped reading.

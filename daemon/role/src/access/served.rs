@@ -15,6 +15,9 @@ pub const UNSERVED: &str = "unserved";
 /// The reason of a request that ended because its client took nothing of the answer for too long.
 pub const UNTAKEN: &str = "untaken";
 
+/// The reason of a request whose connection was closed in favour of another client before the request was complete.
+pub const DISPLACED: &str = "displaced";
+
 /// A request for a model that has ended.
 #[derive(Clone, Debug)]
 pub struct Served {
@@ -56,7 +59,8 @@ pub struct Served {
     pub duration: Duration,
     /// The status that the client received, if any.
     pub status: Option<u16>,
-    /// Why it ended, as a label of the metrics: "answered", [`CANCELLED`], [`UNSERVED`], [`UNTAKEN`], or the code of an error.
+    /// Why it ended, as a label of the metrics: "answered", [`CANCELLED`], [`UNSERVED`], [`UNTAKEN`], [`DISPLACED`], or the code of an
+    /// error.
     pub reason: &'static str,
 }
 
@@ -104,6 +108,6 @@ impl Served {
     pub fn is_refused(&self) -> bool {
         self.engine.is_none()
             && self.way.is_none()
-            && !["answered", CANCELLED, UNSERVED, UNTAKEN].contains(&self.reason)
+            && !["answered", CANCELLED, UNSERVED, UNTAKEN, DISPLACED].contains(&self.reason)
     }
 }

@@ -154,15 +154,33 @@ fn limits(max_requests: usize, evicted: Arc<AtomicU64>) -> ClientLimits {
     let idle = Duration::from_secs(60);
     let patience = Patience { time: idle, on_end: Arc::new(|| ()) };
     let on_evicted = Arc::new(move || _ = evicted.fetch_add(1, Relaxed));
-    ClientLimits { max_body_bytes: 1_000, bodies_bytes: 1 << 20, max_requests, idle, patience, on_evicted }
+    let on_displaced = Arc::new(|| ());
+    ClientLimits {
+        max_body_bytes: 1_000,
+        bodies_bytes: 1 << 20,
+        max_requests,
+        idle,
+        patience,
+        on_evicted,
+        on_displaced,
+    }
 }
 
 /// Connects to an entrance, which serves the connection in a task, and sends it these bytes.
 async fn begin<W: GatewayAccess>(entrance: &Arc<ModelEntrance<W>>, bytes: &str) -> (TcpStream, JoinHandle<()>) {
+    begin_at(entrance, None, bytes).await
+}
+
+/// Does so with a place among the connections.
+async fn begin_at<W: GatewayAccess>(
+    entrance: &Arc<ModelEntrance<W>>,
+    place: Option<OwnedSemaphorePermit>,
+    bytes: &str,
+) -> (TcpStream, JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     let (stream, from) = listener.accept().await.unwrap();
-    let task = tokio::spawn(entrance.clone().serve(stream, from, None));
+    let task = tokio::spawn(entrance.clone().serve(stream, from, place));
     client.write_all(bytes.as_bytes()).await.unwrap();
     (client, task)
 }
@@ -194,6 +212,30 @@ async fn clients_without_a_complete_request_make_room_and_a_client_that_sent_one
         task.await.unwrap();
     }
     assert_eq!(evicted.load(Relaxed), 1);
+}
+
+#[tokio::test]
+async fn idle_connections_to_an_edge_make_room_for_a_client_that_waits_the_one_that_is_idle_for_longest_first() {
+    let (evicted, displaced) = <[Arc<AtomicU64>; 2]>::default().into();
+    let (counted, mut limits) = (displaced.clone(), limits(4, evicted.clone()));
+    limits.on_displaced = Arc::new(move || _ = counted.fetch_add(1, Relaxed));
+    let classes = RequestClasses::new(None, ([127, 0, 0, 1], 80).into());
+    let entrance = ModelEntrance::new(Nowhere::Refused, classes, limits, Arc::default());
+    let places = Arc::new(Semaphore::new(3));
+    let mut clients = Vec::new();
+    for _ in 0..3 {
+        let place = entrance.newcomers().place(places.clone()).await;
+        let (mut client, task) = begin_at(&entrance, place, &format!("{REQUEST}{{}}")).await;
+        client.read_exact(&mut [0; 12]).await.unwrap();
+        clients.push((client, task));
+    }
+    assert_eq!(displaced.load(Relaxed), 0);
+    let place = entrance.newcomers().place(places);
+    let _place = timeout(Duration::from_secs(30), place).await.expect("a place");
+    let (_client, first) = clients.remove(0);
+    first.await.unwrap();
+    assert!(clients.iter().all(|(_, task)| !task.is_finished()));
+    assert_eq!((displaced.load(Relaxed), evicted.load(Relaxed)), (1, 0));
 }
 
 #[tokio::test]

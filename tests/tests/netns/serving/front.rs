@@ -139,10 +139,14 @@ fn clients_that_greet_the_gateway_and_stay_silent_keep_no_other_client_out() {
 fn a_client_of_the_gateway_waits_while_known_ones_have_all_connections_and_that_is_counted() {
     lab::ring!(Netns);
     let (desk, key) = with_listener("max_connections = 2", "");
+    desk.large[0].slow_down(1_000);
+    // They are being answered, so none of them makes room.
+    let slow = json!({ "model": "large", "prompt": "x", "max_tokens": 60, "stream": true }).to_string();
     let known = [(); 2].map(|()| {
-        let mut client = greet(&desk);
-        assert_eq!(ask_on(&mut client, &key), "http/1.1 200 ok\r\n");
-        client
+        let asked = desk.large[0].counts()[0];
+        let answer = KilledOnDrop::start(&mut curl(&desk, &["-H", &key, "--json", &slow])).unwrap();
+        wait_for("the engine to be asked", SOON, || (desk.large[0].counts()[0] > asked).then_some(())).unwrap();
+        answer
     });
     let options = ["-H", &key, "--json", &chat("large", "x", true)];
     let mut next = KilledOnDrop::start(&mut curl(&desk, &options)).unwrap();
@@ -150,8 +154,30 @@ fn a_client_of_the_gateway_waits_while_known_ones_have_all_connections_and_that_
     desk.site.wait_for_counts("the next client to wait", waits).unwrap();
     assert!(next.try_wait().unwrap().is_none());
     drop(known);
+    desk.large[0].slow_down(1);
     let said = String::from_utf8(next.wait_with_output().unwrap().stdout).unwrap();
     assert!(tokens(&said).1, "{said}");
+}
+
+#[test]
+fn a_user_that_keeps_all_connections_to_the_gateway_open_keeps_no_other_user_out() {
+    lab::ring!(Netns);
+    let (other, hash) = generate_token().unwrap();
+    let more = format!("[[gateway.key]]\nname = \"bob\"\nsha256 = \"{}\"", hex(&hash));
+    let (desk, key) = with_listener("max_connections = 4", &more);
+    let greet_and_ask = || {
+        let mut client = greet(&desk);
+        assert_eq!(ask_on(&mut client, &key), "http/1.1 200 ok\r\n");
+        client
+    };
+    let _greedy = [(); 4].map(|()| greet_and_ask());
+    let mut modest = greet(&desk);
+    assert_eq!(ask_on(&mut modest, &format!("authorization: Bearer {other}")), "http/1.1 200 ok\r\n");
+    desk.site.relay.wait_for_line("user=\"ann\" connections=4", SOON).unwrap();
+    // The next ones take the places of their own user.
+    let _more = [(); 4].map(|()| greet_and_ask());
+    assert_eq!(ask_on(&mut modest, &format!("authorization: Bearer {other}")), "http/1.1 200 ok\r\n");
+    assert_eq!(desk.site.counts().unwrap().of("gateway_displaced_connections_total"), 5);
 }
 
 #[test]

@@ -68,6 +68,9 @@ impl TcpExchange {
     /// Returns both ends of a request with this body. `departure` says why its connection ends.
     #[must_use]
     pub(crate) fn new(body: Incoming, departure: Departure) -> (Self, Awaited) {
+        if body.is_end_stream() {
+            departure.note_complete();
+        }
         let ((head, awaited), (pieces, coming)) = (oneshot::channel(), mpsc::channel(PIECES));
         let ((left, leaving), (begun, begins)) = (oneshot::channel(), oneshot::channel());
         let [is_whole, is_read] = [(); 2].map(|()| Arc::<AtomicBool>::default());
@@ -85,7 +88,11 @@ impl TcpExchange {
     /// Returns the next piece of the body; `None` at its end. Over HTTP/1.1, a client that expects 100 (Continue) gets it now.
     pub(super) async fn piece(&mut self) -> Result<Option<Bytes>, Unread> {
         self.is_read.store(true, Ordering::Release);
-        BodySource::piece(&mut self.body).await
+        let piece = BodySource::piece(&mut self.body).await?;
+        if piece.is_none() {
+            self.departure.note_complete();
+        }
+        Ok(piece)
     }
 
     /// Begins the answer.
