@@ -84,7 +84,7 @@ fn larger_packets_count_at_once() {
     let (ledger, _) = account.join();
     ledger.bind(Binding::Late { floor_packets: Some(40) });
     account.on_mtu(1_450);
-    assert_eq!(ledger.low_mark.load(Relaxed), 40 * 1_400);
+    assert_eq!(ledger.low_mark.load(Relaxed), 40 * (1_450 - PACKET_OVERHEAD_BYTES));
 }
 
 #[test]
