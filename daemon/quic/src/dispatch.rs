@@ -290,6 +290,10 @@ impl Driver {
                 continue;
             };
             let mut state = hub.lock();
+            let Some(quantum) = state.stream_quantum(quantum, &ledger) else {
+                ledger.set_holds_back(true);
+                return capped;
+            };
             let mut turn = match state.begin_turn(quantum, now_ns, &ledger) {
                 None => {
                     ledger.set_holds_back(false);

@@ -176,10 +176,10 @@ impl Hub {
             Filled::default()
         };
         self.pending.store(turns.waits(), Relaxed);
-        if filled.capped
+        if (filled.capped || turns.releases_streams())
             && let Some(ledger) = ledger
         {
-            // The driver's task has the timer.
+            // The driver's task has the timer, and hands over bytes of streams.
             ledger.driver().wake();
         }
         drop(state);

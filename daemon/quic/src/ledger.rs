@@ -138,6 +138,12 @@ impl Ledger {
         (low_mark / 2 / packet_bytes).max(1) * packet_bytes
     }
 
+    /// Returns how many bytes of a stream the largest packet carries, as far as is known.
+    #[must_use]
+    pub fn packet_bytes(&self) -> u64 {
+        self.packet_bytes.load(Relaxed)
+    }
+
     /// Returns the largest packet that the path carries, as far as is known, in bytes of UDP payload.
     #[must_use]
     pub fn full_packet_bytes(&self) -> u64 {

@@ -2,7 +2,8 @@
 //! put payloads into packets.
 //!
 //! Both kinds are ranked by one clock, so that their ranks compare. Bytes that were handed over keep their rank until
-//! they have left: a packet that could carry either kind goes to the better rank.
+//! they have left: a packet that could carry either kind goes to the better rank. What payloads leave of a packet is filled
+//! up with bytes that were handed over, so none are handed over while a tunnel goes before all streams that wait.
 
 use std::collections::VecDeque;
 
@@ -11,7 +12,7 @@ use sched::{
     stream::{self, Discipline, Expiry, Rank, Service, Streams},
 };
 
-use super::ledger::Ledger;
+use super::ledger::{BASE_PACKET_BYTES, Ledger};
 
 /// The order of one connection.
 #[derive(Debug)]
@@ -29,6 +30,16 @@ pub struct Turns {
     changes: u64,
     gone_bytes: u64,
     arbiter: Arbiter,
+    /// The rank of the tunnel that waited when this last looked at what has left.
+    rival: Option<Rank>,
+    /// Whether streams that wait are not handed over, because a tunnel went before them.
+    holds_streams: bool,
+    /// Whether the transport had bytes of streams to send when the last packet began.
+    streams_pending: bool,
+    /// How many bytes of a stream a packet carries.
+    packet_bytes: u64,
+    /// How many bytes each tunnel, by name, has sent in its turn under [`Discipline::Lottery`].
+    drawn: Vec<u64>,
     /// Whether the last packet went to datagrams although streams of unknown rank wanted it.
     yielded: bool,
     /// How many packets were lost when this was last looked at.
@@ -50,6 +61,11 @@ impl Turns {
             changes: 0,
             gone_bytes: 0,
             arbiter: Arbiter::default(),
+            rival: None,
+            holds_streams: false,
+            streams_pending: false,
+            packet_bytes: BASE_PACKET_BYTES,
+            drawn: Vec::new(),
             yielded: false,
             lost: 0,
             repairs: false,
@@ -66,6 +82,8 @@ impl Turns {
         self.streams.reorder(&mut self.clock);
         self.flows.reorder(&mut self.clock);
         self.handed.clear();
+        self.rival = None;
+        self.drawn.clear();
         self.changes += 1;
     }
 
@@ -124,20 +142,79 @@ impl Turns {
 
     /// Ends a turn in which `bytes` were sent or handed over.
     pub fn end_turn(&mut self, kind: TurnKind, name: u32, bytes: u64, more: bool) {
-        let competes = kind == TurnKind::Flow && bytes > 0 && {
-            let stream = self.handed.front().map(|(_, rank)| *rank);
-            self.flows.turn().is_some_and(|(flow, rank)| flow == name && stream == Some(rank))
-        };
-        let (set, clock) = self.of(kind);
-        set.end_turn(clock, name, bytes, more);
+        let turn = self.flows.turn().filter(|(flow, _)| kind == TurnKind::Flow && bytes > 0 && *flow == name);
+        let competes = turn.is_some_and(|(_, rank)| self.streams_compete(rank));
+        if !(turn.is_some() && more && self.goes_on(name, bytes)) {
+            let (set, clock) = self.of(kind);
+            set.end_turn(clock, name, bytes, more);
+        }
         if competes {
             let waiting = self.flows.in_turns() + usize::from(!more);
             self.arbiter.sent(Side::Datagrams, bytes, waiting);
         }
+        if kind == TurnKind::Flow {
+            self.rival = self.flows.turn().map(|(_, rank)| rank);
+        }
+    }
+
+    /// Whether streams of this rank could send something.
+    fn streams_compete(&self, rank: Rank) -> bool {
+        // If the peer gives the connection no credit, bytes that were handed over stay, and no others follow.
+        let can_send = self.streams_pending || self.handed.is_empty();
+        let handed = self.handed.front().map(|(_, rank)| *rank);
+        let waiting = self.streams.turn().map(|(_, rank)| rank);
+        can_send && [handed, waiting].contains(&Some(rank))
+    }
+
+    /// Whether a turn of a tunnel goes on after `bytes`: a lottery draws turns, so these have as many bytes as those of streams.
+    fn goes_on(&mut self, name: u32, bytes: u64) -> bool {
+        if self.discipline != Discipline::Lottery {
+            return false;
+        }
+        if self.drawn.len() <= name as usize {
+            self.drawn.resize(name as usize + 1, 0);
+        }
+        let drawn = &mut self.drawn[name as usize];
+        *drawn += bytes;
+        let ends = *drawn >= self.packet_bytes;
+        if ends {
+            *drawn = (*drawn - self.packet_bytes).min(self.packet_bytes);
+        }
+        !ends
+    }
+
+    /// Decides whether the driver hands over no bytes of streams for now, because a tunnel goes before all streams that wait: they would
+    /// fill up the packets with its payloads, and take the path from it.
+    pub fn hold_streams(&mut self, ledger: &Ledger) -> bool {
+        self.note_progress(ledger.gone_bytes());
+        self.packet_bytes = ledger.packet_bytes();
+        self.holds_streams = ledger.binds_late() && self.flow_goes_first();
+        self.holds_streams
+    }
+
+    /// Whether streams are held back although no tunnel goes before all of them any more.
+    #[must_use]
+    pub fn releases_streams(&self) -> bool {
+        self.holds_streams && !self.flow_goes_first()
+    }
+
+    fn flow_goes_first(&self) -> bool {
+        let [stream, flow] = [&self.streams, &self.flows].map(|set| set.turn().map(|(_, rank)| rank));
+        stream.is_some() && self.arbiter.choose(stream, flow) == Some(Side::Datagrams)
+    }
+
+    /// Returns the most bytes of a stream's turn, of `quantum`. A lottery draws turns, so these are as long as those of tunnels that wait.
+    #[must_use]
+    pub fn quantum(&self, quantum: u64) -> u64 {
+        let draws = self.discipline == Discipline::Lottery && !self.flows.is_empty();
+        if draws { quantum.min(self.packet_bytes) } else { quantum }
     }
 
     /// Forgets a stream or flow.
     pub fn remove(&mut self, kind: TurnKind, name: u32) {
+        if let Some(drawn) = self.drawn.get_mut(name as usize).filter(|_| kind == TurnKind::Flow) {
+            *drawn = 0;
+        }
         let (set, clock) = self.of(kind);
         set.remove(clock, name);
     }
@@ -190,7 +267,9 @@ impl Turns {
             self.lost = lost;
         }
         self.repairs &= streams_pending;
-        let Some((_, flow)) = self.flows.turn() else { return false };
+        self.streams_pending = streams_pending;
+        self.rival = self.flows.turn().map(|(_, rank)| rank);
+        let Some(flow) = self.rival else { return false };
         if !streams_pending {
             return true;
         }
@@ -218,11 +297,11 @@ impl Turns {
             return;
         }
         self.repairs = false;
-        // Bytes of another rank do not compete: the ranks alone decide between them and the flow.
-        let flow = self.flows.turn().map(|(_, rank)| rank);
+        // Bytes of another rank do not compete: the ranks alone decide between them and the flow. Neither do bytes that left while no flow
+        // waited.
         let mut competed_bytes = 0;
         while let Some(&(end, rank)) = self.handed.front() {
-            if flow == Some(rank) {
+            if self.rival == Some(rank) {
                 competed_bytes += end.min(gone_bytes).saturating_sub(self.gone_bytes);
             }
             if end > gone_bytes {
@@ -256,160 +335,4 @@ pub enum TurnKind {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::ledger::account::Account;
-
-    #[test]
-    fn lost_bytes_wait_for_no_tunnel_although_new_bytes_of_lower_rank_are_behind_them() {
-        let mut turns = Turns::new(Discipline::Abs, 1);
-        let mut account = Account::new(true);
-        let (ledger, _) = account.join();
-        let of = |priority| Service { priority, ..Service::default() };
-        turns.set(TurnKind::Flow, 0, of(100));
-        turns.wake(TurnKind::Flow, 0);
-        let hand_over = |turns: &mut Turns, priority| {
-            turns.set(TurnKind::Stream, 0, of(priority));
-            turns.wake(TurnKind::Stream, 0);
-            let (_, rank) = turns.turn(TurnKind::Stream).unwrap();
-            ledger.hand_over(1_000);
-            turns.handed_over((rank, turns.changes()), &ledger);
-            turns.end_turn(TurnKind::Stream, 0, 1_000, false);
-        };
-        let packets = |turns: &mut Turns| [(); 4].map(|()| turns.datagrams_next(Some(&ledger), true));
-        hand_over(&mut turns, 50);
-        assert_eq!(packets(&mut turns), [true; 4]);
-        account.on_packet_lost(1_200, true);
-        assert_eq!(packets(&mut turns), [true; 4], "a probe of the MTU has no bytes of streams");
-        account.on_packet_lost(1_200, false);
-        assert_eq!(packets(&mut turns), [true, false, true, false]);
-        hand_over(&mut turns, 50);
-        // New bytes leave, so no lost ones wait.
-        ledger.give_back(1_000);
-        assert_eq!(packets(&mut turns), [true; 4]);
-        account.on_packet_lost(1_200, false);
-        assert!(turns.datagrams_next(Some(&ledger), false));
-        assert_eq!(packets(&mut turns), [true; 4], "nothing waited to be sent again");
-        // Streams that go first anyway lose no packet by it.
-        ledger.give_back(1_000);
-        hand_over(&mut turns, 200);
-        account.on_packet_lost(1_200, false);
-        assert_eq!(packets(&mut turns), [false; 4]);
-    }
-
-    #[test]
-    fn lost_bytes_of_a_stream_that_came_first_wait_for_no_tunnel_that_came_later() {
-        let mut turns = Turns::new(Discipline::Fcfs, 1);
-        let mut account = Account::new(true);
-        let (ledger, _) = account.join();
-        let hand_over = |turns: &mut Turns, name| {
-            turns.set(TurnKind::Stream, name, Service::default());
-            turns.wake(TurnKind::Stream, name);
-            let (_, rank) = turns.turn(TurnKind::Stream).unwrap();
-            ledger.hand_over(1_000);
-            turns.handed_over((rank, turns.changes()), &ledger);
-            turns.end_turn(TurnKind::Stream, name, 1_000, false);
-        };
-        let packets = |turns: &mut Turns| [(); 4].map(|()| turns.datagrams_next(Some(&ledger), true));
-        hand_over(&mut turns, 0);
-        turns.set(TurnKind::Flow, 0, Service::default());
-        turns.wake(TurnKind::Flow, 0);
-        assert_eq!(packets(&mut turns), [false; 4], "the stream came first");
-        ledger.give_back(1_000);
-        hand_over(&mut turns, 1);
-        assert_eq!(packets(&mut turns), [true; 4], "the tunnel came before the new bytes");
-        account.on_packet_lost(1_200, false);
-        assert_eq!(packets(&mut turns), [true, false, true, false]);
-    }
-    /// A tunnel, and streams whose bytes are handed over ahead of time. None runs dry.
-    struct Busy {
-        turns: Turns,
-        ledger: std::sync::Arc<Ledger>,
-        _account: Account,
-        /// The streams of the packets that were handed over, oldest first, and how many these may be.
-        ahead: VecDeque<u32>,
-        depth: usize,
-    }
-
-    impl Busy {
-        const PACKET_BYTES: u64 = 1_000;
-
-        fn new(discipline: Discipline, flow: Service, streams: &[Service], depth: usize) -> Self {
-            let mut turns = Turns::new(discipline, 1);
-            let mut account = Account::new(true);
-            let (ledger, _) = account.join();
-            turns.set(TurnKind::Flow, 0, flow);
-            turns.wake(TurnKind::Flow, 0);
-            for (name, service) in (0..).zip(streams) {
-                turns.set(TurnKind::Stream, name, *service);
-                turns.wake(TurnKind::Stream, name);
-            }
-            Self { turns, ledger, _account: account, ahead: VecDeque::new(), depth }
-        }
-
-        /// Sends a packet; returns its stream, or `None` if it carries datagrams. The stream `single` had only one.
-        fn send(&mut self, single: Option<u32>) -> Option<u32> {
-            while self.ahead.len() < self.depth {
-                let Some((name, rank)) = self.turns.turn(TurnKind::Stream) else { break };
-                self.ledger.hand_over(Self::PACKET_BYTES);
-                self.turns.handed_over((rank, self.turns.changes()), &self.ledger);
-                self.turns.end_turn(TurnKind::Stream, name, Self::PACKET_BYTES, single != Some(name));
-                self.ahead.push_back(name);
-            }
-            if self.turns.datagrams_next(Some(&self.ledger), !self.ahead.is_empty()) {
-                self.turns.end_turn(TurnKind::Flow, 0, Self::PACKET_BYTES, true);
-                return None;
-            }
-            self.ledger.give_back(Self::PACKET_BYTES);
-            self.ahead.pop_front()
-        }
-    }
-
-    #[test]
-    fn a_tunnel_has_its_chance_of_the_draws_although_streams_are_handed_over_ahead_of_it() {
-        for (weight, weights, share) in
-            [(1, &[1][..], 0.5), (9, &[1], 0.9), (1, &[9], 0.1), (10, &[1, 1, 1], 10.0 / 13.0)]
-        {
-            let of = |weight: &u16| Service { weight: *weight, ..Service::default() };
-            let streams: Vec<_> = weights.iter().map(of).collect();
-            let mut busy = Busy::new(Discipline::Lottery, of(&weight), &streams, 2);
-            let won = (0..10_000).filter(|_| busy.send(None).is_none()).count() as f64 / 10_000.0;
-            assert!((won - share).abs() < 0.02, "{won}, and not {share}");
-        }
-    }
-
-    #[test]
-    fn a_stream_of_a_better_rank_takes_its_bytes_from_tunnels_and_streams_of_a_worse_rank_alike() {
-        let discipline = Discipline::Ml { low: stream::Low::Rr };
-        let low = Service::default();
-        let high = Service { level: stream::Level::High, ..low };
-        let mut busy = Busy::new(discipline, low, &[low, high], 1);
-        busy.turns.remove(TurnKind::Stream, 1);
-        busy.turns.set(TurnKind::Stream, 1, high);
-        let mut sent = [0, 0, 0];
-        for at in 0..3_000 {
-            if at % 2 == 0 {
-                busy.turns.wake(TurnKind::Stream, 1);
-            }
-            sent[busy.send(Some(1)).map_or(2, |name| name as usize)] += 1;
-        }
-        let [low, high, tunnel] = sent;
-        assert!(
-            high > 900 && i32::abs(low - tunnel) < 10,
-            "{high} packets of the high level, {low} and {tunnel} of the low one"
-        );
-    }
-
-    #[test]
-    fn a_rank_of_before_a_change_of_the_discipline_holds_up_no_stream() {
-        let discipline = Discipline::Ml { low: stream::Low::Rr };
-        let mut busy = Busy::new(discipline, Service::default(), &[Service::default()], 1);
-        let (_, rank) = busy.turns.turn(TurnKind::Stream).unwrap();
-        let begun = (rank, busy.turns.changes());
-        busy.turns.reorder(Discipline::Wfq, 1);
-        busy.ledger.hand_over(1_000);
-        busy.turns.handed_over(begun, &busy.ledger);
-        let packets = [(); 4].map(|()| busy.turns.datagrams_next(Some(&busy.ledger), true));
-        assert_eq!(packets, [true, false, true, false], "bytes of unknown rank take every other packet");
-    }
-}
+mod tests;

@@ -14,6 +14,7 @@ pub mod forwarded;
 pub mod frame;
 pub mod inner;
 pub mod iperf;
+pub mod link;
 pub mod llama;
 pub mod models;
 pub mod name_server;

@@ -36,7 +36,7 @@ use quic::{
 use relay_client::RelayConnection;
 use role::tunnel::{TunnelEnd, UdpTunnel};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
-use s2n_quic::provider::io::testing::{self, Handle, Io, Model, primary, spawn, time};
+use s2n_quic::provider::io::testing::{self, Handle, Io, Model, network::Network, primary, spawn, time};
 use sched::stream::Discipline;
 
 use crate::authority::Authority;
@@ -195,7 +195,11 @@ where
 ///
 /// # Errors
 /// When `start` fails, or the simulation does not reach the scenario's end.
-pub fn run(network: &Model, seed: u64, start: impl FnOnce(&Handle, Arc<AtomicBool>) -> Result<()>) -> Result<Duration> {
+pub fn run<N: Network + Clone + Send + 'static>(
+    network: &N,
+    seed: u64,
+    start: impl FnOnce(&Handle, Arc<AtomicBool>) -> Result<()>,
+) -> Result<Duration> {
     let ended = Arc::new(AtomicBool::new(false));
     let took = testing::test_seed(network.clone(), seed, |handle| {
         start(handle, ended.clone()).map_err(|error| format!("{error:#}").into())

@@ -17,7 +17,7 @@ use quic::{
 };
 use s2n_quic::{
     connection::{Handle as Connection, StreamAcceptor},
-    provider::io::testing::{Handle, Model, primary, spawn},
+    provider::io::testing::{Handle, network::Network, primary, spawn},
 };
 
 use crate::simulation::{self, CLOCK};
@@ -42,14 +42,15 @@ pub struct End {
 ///
 /// # Panics
 /// When either scenario panics, or the client cannot connect.
-pub fn simulate<C, S>(
-    network: &Model,
+pub fn simulate<N, C, S>(
+    network: &N,
     seed: u64,
     (schedule, transport): (Schedule, Transport),
     client: impl FnOnce(End) -> C + Send + 'static,
     server: impl FnOnce(End) -> S + Send + 'static,
 ) -> Result<()>
 where
+    N: Network + Clone + Send + 'static,
     C: Future<Output = ()> + Send + 'static,
     S: Future<Output = ()> + Send + 'static,
 {

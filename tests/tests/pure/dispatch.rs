@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers fail a test in the same way as the test itself")]
 
+mod beside;
 mod order;
 mod unread;
 

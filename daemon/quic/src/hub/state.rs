@@ -37,6 +37,15 @@ impl State {
         }
     }
 
+    /// Returns how many bytes the next turn of a stream may have, of `quantum`; `None` while streams have to wait for a tunnel that goes
+    /// before them. The driver is woken when they no longer have to.
+    pub(crate) fn stream_quantum(&mut self, quantum: u64, ledger: &Ledger) -> Option<u64> {
+        if self.turns.hold_streams(ledger) {
+            return None;
+        }
+        Some(self.turns.quantum(quantum))
+    }
+
     /// Follows another schedule from now on.
     pub(super) fn go_by(&mut self, schedule: &Schedule) {
         self.turns.reorder(schedule.discipline, schedule.seed);
