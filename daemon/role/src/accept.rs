@@ -35,6 +35,7 @@ struct Ended {
 pub struct AcceptCounters {
     failures: Family<Of, Counter>,
     handshakes: Family<Ended, Counter>,
+    displaced_scrapes: Counter,
 }
 
 impl AcceptCounters {
@@ -44,6 +45,19 @@ impl AcceptCounters {
         registry.register("accept_failures", help, self.failures.clone());
         let help = "TLS handshakes with callers of the control plane, and callers that were turned away as too many or silent, by result";
         registry.register("control_handshakes", help, self.handshakes.clone());
+        let help = "Connections to the address for metrics that were closed before they were answered, because newer ones had no room";
+        registry.register("displaced_scrapes", help, self.displaced_scrapes.clone());
+    }
+
+    /// Counts a connection to the address for metrics that was closed in favour of a newer one.
+    pub fn displaced_scrape(&self) {
+        self.displaced_scrapes.inc();
+    }
+
+    /// Returns how many there were.
+    #[must_use]
+    pub fn displaced_scrapes(&self) -> u64 {
+        self.displaced_scrapes.get()
     }
 
     /// Counts the end of a handshake with a caller of the control plane: "completed", "failed", "timeout", "crowded" if it made room

@@ -7,6 +7,7 @@
 //! | `/readyz` | 200 while it is ready for work, else 503 with a line for each missing part |
 
 use std::{
+    convert::Infallible,
     fmt::{self, Write as _},
     io,
     net::SocketAddr,
@@ -21,15 +22,17 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use role::{
     accept::{AcceptCounters, Acceptor},
     ready::Readiness,
+    unidentified_callers::UnidentifiedCallers,
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpListener,
-    sync::Semaphore,
-    task::AbortHandle,
+    sync::oneshot,
+    task::{AbortHandle, yield_now},
     time::timeout,
 };
 
@@ -44,8 +47,9 @@ const FIELDS: usize = 32;
 /// How long a scraper may take to send its request and receive the answer.
 const SCRAPE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How many scrapes run at once; further ones wait.
-const SCRAPES: usize = 8;
+/// How many connections there are at once, and from one address or /64. A further one displaces the oldest of its address, or of the address
+/// with the most, so that connections without a request hold up no scrape.
+const SCRAPES: (usize, usize) = (64, 32);
 
 /// The sources of the pages for scrapers and orchestrators.
 #[derive(Clone)]
@@ -71,7 +75,8 @@ impl MetricsPage {
         let listener = std::net::TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
         let acceptor = Acceptor::new("metrics", doors);
-        let task = tokio::spawn(serve(TcpListener::from_std(listener)?, sources, acceptor)).abort_handle();
+        let serving = serve(TcpListener::from_std(listener)?, sources, (acceptor, doors.clone()));
+        let task = tokio::spawn(serving).abort_handle();
         Ok(Self { address, task })
     }
 
@@ -88,18 +93,30 @@ impl Drop for MetricsPage {
     }
 }
 
-/// Serves the pages over HTTP/1.1, one request per connection, until dropped.
-pub async fn serve(listener: TcpListener, sources: PageSources, mut acceptor: Acceptor) {
-    let scrapes = Arc::new(Semaphore::new(SCRAPES));
+/// Serves the pages over HTTP/1.1, one request per connection, until dropped. `doors` counts connections that others displace.
+pub async fn serve(listener: TcpListener, sources: PageSources, (mut acceptor, doors): (Acceptor, AcceptCounters)) {
+    let scrapes = Arc::new(Mutex::new(UnidentifiedCallers::<oneshot::Sender<Infallible>>::new(SCRAPES.0, SCRAPES.1)));
     loop {
-        let Ok(place) = scrapes.clone().acquire_owned().await else { return };
-        let (stream, _) = acceptor.next(|| listener.accept()).await;
-        let sources = sources.clone();
+        let (stream, from) = acceptor.next(|| listener.accept()).await;
+        let (stay, leave) = oneshot::channel();
+        // Dropping the sender ends the task of a displaced connection.
+        let (number, displaced) = scrapes.lock().enter(from.ip(), stay);
+        if displaced.is_some() {
+            doors.displaced_scrape();
+        }
+        let (sources, scrapes) = (sources.clone(), scrapes.clone());
         tokio::spawn(async move {
-            // An error here is the scraper's: it gave up or broke the rules of HTTP.
-            _ = timeout(SCRAPE_TIMEOUT, answer(stream, &sources)).await;
-            drop(place);
+            tokio::select! {
+                // A request that has arrived is answered, whatever came after it.
+                biased;
+                // An error here is the scraper's: it gave up or broke the rules of HTTP.
+                _ = timeout(SCRAPE_TIMEOUT, answer(stream, &sources)) => {}
+                _ = leave => {}
+            }
+            scrapes.lock().leave(number);
         });
+        // Many may connect at once. Each gets a turn to be answered before the next ones displace it.
+        yield_now().await;
     }
 }
 
@@ -228,8 +245,8 @@ mod tests {
     async fn scrape(request: &str, sources: PageSources) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let acceptor = Acceptor::new("metrics", &AcceptCounters::default());
-        let server = tokio::spawn(serve(listener, sources, acceptor));
+        let doors = AcceptCounters::default();
+        let server = tokio::spawn(serve(listener, sources, (Acceptor::new("metrics", &doors), doors)));
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(request.as_bytes()).await.unwrap();
         let mut answer = String::new();
@@ -265,6 +282,29 @@ mod tests {
         ] {
             assert!(answer.contains(line), "{line} is not in\n{answer}");
         }
+    }
+
+    #[tokio::test]
+    async fn silent_connections_make_room_for_a_request_and_hold_it_up_for_no_time() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (address, doors) = (listener.local_addr().unwrap(), AcceptCounters::default());
+        let acceptor = Acceptor::new("metrics", &doors);
+        let server = tokio::spawn(serve(listener, sources(&Parts::default()), (acceptor, doors.clone())));
+        let mut silent = Vec::new();
+        for _ in 0..200 {
+            silent.push(TcpStream::connect(address).await.unwrap());
+        }
+        let mut prober = TcpStream::connect(address).await.unwrap();
+        prober.write_all(b"GET /healthz HTTP/1.1\r\n\r\n").await.unwrap();
+        let mut answer = String::new();
+        // Less than the time after which a silent connection ends by itself.
+        timeout(SCRAPE_TIMEOUT / 2, prober.read_to_string(&mut answer)).await.unwrap().unwrap();
+        assert!(answer.ends_with("\r\n\r\nok\n"), "{answer}");
+        // 32 of the 201 had room.
+        assert_eq!(doors.displaced_scrapes(), 169);
+        let mut first = silent.remove(0);
+        assert_eq!(timeout(SCRAPE_TIMEOUT / 2, first.read(&mut [0])).await.unwrap().unwrap(), 0, "the oldest");
+        server.abort();
     }
 
     #[tokio::test]
