@@ -122,6 +122,12 @@ pub enum OpenAiError {
         /// Why, for operators only.
         why: String,
     },
+    /// The gateway's host lacks descriptors, ports or memory for a connection to the engine.
+    #[error("the gateway is short of resources; try again later")]
+    Shortage {
+        /// What it lacks, for operators only.
+        why: String,
+    },
     /// The engine's answer was faulty.
     #[error("the engine failed: {0}")]
     Engine(&'static str),
@@ -188,7 +194,11 @@ impl OpenAiError {
             | Self::MonthUsed { .. }
             | Self::RelayLimit { .. }
             | Self::BytesUsed { .. } => 429,
-            Self::NoEngine | Self::OutOfReach { .. } | Self::NoGateway { .. } | Self::Late { .. } => 503,
+            Self::NoEngine
+            | Self::OutOfReach { .. }
+            | Self::Shortage { .. }
+            | Self::NoGateway { .. }
+            | Self::Late { .. } => 503,
             Self::Engine(_) | Self::EventTooLong => 502,
             Self::EngineTimeout => 504,
         }
@@ -216,7 +226,8 @@ impl OpenAiError {
             | Self::TooManyRequests
             | Self::TokensReserved
             | Self::NoEngine
-            | Self::OutOfReach { .. } => Some(RETRY_AFTER_S),
+            | Self::OutOfReach { .. }
+            | Self::Shortage { .. } => Some(RETRY_AFTER_S),
             _ => None,
         }
     }
@@ -242,6 +253,7 @@ impl OpenAiError {
             }
             Self::MonthUsed { .. } | Self::BytesUsed { .. } => "insufficient_quota",
             Self::NoEngine | Self::OutOfReach { .. } => "no_engine",
+            Self::Shortage { .. } => "gateway_shortage",
             Self::NoGateway { .. } => "no_gateway",
             Self::Late { .. } => "deadline_unreachable",
             Self::Engine(_) => "engine_failed",

@@ -23,7 +23,7 @@ use masque::h3::RequestHead;
 use openai::OpenAiError;
 use parking_lot::Mutex;
 use quic::clock::Clock;
-use role::classes::Classes;
+use role::{classes::Classes, seldom::Seldom};
 use sched::route::{Curve, MeanLengths};
 use tenants::{Tenants, spending::Spending};
 use tokio::{runtime::Handle, task::JoinSet};
@@ -84,6 +84,8 @@ pub struct Gateway {
     decisions: Decisions,
     clock: Clock,
     hold_limits: HoldLimits,
+    /// The message about a shortage of this host.
+    short: Seldom,
     /// The checks of its engines, and their return after an ejection.
     checking: Mutex<JoinSet<()>>,
 }
@@ -136,6 +138,7 @@ impl Gateway {
             decisions,
             clock,
             hold_limits: HoldLimits::default(),
+            short: Seldom::default(),
             checking: Mutex::default(),
         }))
     }

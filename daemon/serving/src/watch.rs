@@ -99,7 +99,7 @@ impl Checks {
 
     async fn look_at_health(&self, replica: usize, url: &EngineUrl) {
         let Some(path) = &self.health_path else { return };
-        let (found, why) = self.health(url, path).await;
+        let Some((found, why)) = self.health(url, path).await else { return };
         if found != Found::Ready {
             tracing::debug!(model = &*self.name, engine = %url, "engine is not ready: {why}");
         }
@@ -107,14 +107,19 @@ impl Checks {
         self.engines.checked(replica, found, &why);
     }
 
-    async fn health(&self, url: &EngineUrl, path: &UrlPath) -> (Found, String) {
-        match timeout(self.longest_answer(), self.get(url, path)).await {
+    /// Checks an engine. `None` if this host has no room for the connection, which says nothing about the engine.
+    async fn health(&self, url: &EngineUrl, path: &UrlPath) -> Option<(Found, String)> {
+        Some(match timeout(self.longest_answer(), self.get(url, path)).await {
             Err(_) => (Found::Silent, "it did not answer a check in time".to_owned()),
             // The body has no standard format; hyper closes a connection whose answer is dropped half-read.
             Ok(Ok(answer)) if answer.status().is_success() => (Found::Ready, String::new()),
             Ok(Ok(answer)) => (Found::NotReady, format!("it answered a check with {}", answer.status().as_u16())),
+            Ok(Err(Unanswered::Shortage(why))) => {
+                tracing::debug!(model = &*self.name, engine = %url, "engine was not checked: {why}");
+                return None;
+            }
             Ok(Err(unanswered)) => (Found::NotReady, format!("a check found: {}", unanswered.why())),
-        }
+        })
     }
 
     async fn look_at_load(&self, replica: usize, url: &EngineUrl) {

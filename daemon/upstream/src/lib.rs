@@ -27,6 +27,7 @@ use hyper_util::{
 };
 use openai::RenamedBody;
 use quic::tls::{self, Trust};
+use rustix::io::Errno;
 use tokio::{net::TcpStream, time::Instant};
 use tower::{
     BoxError,
@@ -83,6 +84,8 @@ pub enum Unanswered {
     OutOfReach(String),
     /// The connection ended, or carried something other than HTTP.
     Closed(String),
+    /// This host lacks descriptors, ports or memory for a connection. The text also says what to change.
+    Shortage(String),
 }
 
 impl Upstream {
@@ -218,7 +221,14 @@ fn is_unprocessed(error: &ClientError) -> bool {
 
 fn unanswered(error: &ClientError) -> Unanswered {
     let why = reason(error);
-    if error.is_connect() { Unanswered::OutOfReach(why) } else { Unanswered::Closed(why) }
+    let mut codes = causes(error).filter_map(|cause| cause.downcast_ref::<io::Error>()?.raw_os_error());
+    if let Some(remedy) = codes.find_map(remedy) {
+        Unanswered::Shortage(format!("{why}: {remedy}"))
+    } else if error.is_connect() {
+        Unanswered::OutOfReach(why)
+    } else {
+        Unanswered::Closed(why)
+    }
 }
 
 impl Unanswered {
@@ -226,8 +236,19 @@ impl Unanswered {
     #[must_use]
     pub fn why(&self) -> &str {
         match self {
-            Self::OutOfReach(why) | Self::Closed(why) => why,
+            Self::OutOfReach(why) | Self::Closed(why) | Self::Shortage(why) => why,
         }
+    }
+}
+
+/// Returns what helps against an error of socket(2) or connect(2), if it says that this host lacks something.
+fn remedy(code: i32) -> Option<&'static str> {
+    match Errno::from_raw_os_error(code) {
+        Errno::MFILE => Some("raise LimitNOFILE= of the service"),
+        Errno::NFILE => Some("raise fs.file-max"),
+        Errno::ADDRNOTAVAIL => Some("widen net.ipv4.ip_local_port_range"),
+        Errno::NOBUFS | Errno::NOMEM => Some("give the host more memory"),
+        _ => None,
     }
 }
 

@@ -374,3 +374,26 @@ fn authorities_that_cannot_be_used_are_named() {
     let error = Upstream::new(&model("https://localhost:1", Some(missing))).unwrap_err();
     assert!(format!("{error:#}").contains("/nonexistent/ca.pem"), "{error:#}");
 }
+
+#[tokio::test]
+async fn a_shortage_of_this_host_is_told_from_an_engine_out_of_reach_with_what_to_change() {
+    let url = "http://127.0.0.1:1";
+    for (code, change) in [
+        (Errno::MFILE, Some("LimitNOFILE=")),
+        (Errno::NFILE, Some("fs.file-max")),
+        (Errno::ADDRNOTAVAIL, Some("net.ipv4.ip_local_port_range")),
+        (Errno::NOBUFS, Some("memory")),
+        (Errno::NOMEM, Some("memory")),
+        (Errno::CONNREFUSED, None),
+        (Errno::HOSTUNREACH, None),
+    ] {
+        let failing = tower::service_fn(move |_: Uri| async move { Err(BoxError::from(io::Error::from(code))) });
+        let client = Client::builder(TokioExecutor::new()).build(Connector::new(failing));
+        let upstream = Upstream { pooled: client.clone(), fresh: client };
+        match (ask(&upstream, url).await, change) {
+            (Err(Unanswered::Shortage(why)), Some(change)) => assert!(why.contains(change), "{why}"),
+            (Err(Unanswered::OutOfReach(_)), None) => {}
+            (answer, _) => panic!("{code}: {answer:?}"),
+        }
+    }
+}

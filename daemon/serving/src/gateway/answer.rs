@@ -154,21 +154,25 @@ impl Pass<'_> {
                 first_token: by.first_token,
             })),
             Err(Failure::Refused(
-                failure @ (OpenAiError::Engine(_) | OpenAiError::OutOfReach { .. } | OpenAiError::EngineTimeout),
+                failure @ (OpenAiError::Engine(_)
+                | OpenAiError::OutOfReach { .. }
+                | OpenAiError::Shortage { .. }
+                | OpenAiError::EngineTimeout),
             )) => Ok(Err(FailedTry { fault: self.fault(&by, &failure), failure, refusal: by.refusal })),
             Err(failure) => Err(failure),
         }
     }
 
-    /// Returns the engine's fault in a failed try. Only an answer that begins once all its tokens are made may just be long.
-    fn fault(&self, by: &Answering<'_>, failure: &OpenAiError) -> Fault {
+    /// Returns the engine's fault in a failed try, if it has one. Only an answer that begins once all its tokens are made may just be long.
+    fn fault(&self, by: &Answering<'_>, failure: &OpenAiError) -> Option<Fault> {
         let may_be_long = !self.wants_events && self.operation != Operation::Embeddings && by.status.is_none();
-        match failure {
+        Some(match failure {
+            OpenAiError::Shortage { .. } => return None,
             _ if by.is_gone || matches!(failure, OpenAiError::OutOfReach { .. }) => Fault::OutOfReach,
             OpenAiError::EngineTimeout if may_be_long => Fault::Late,
             _ if by.refusal.is_some() => Fault::Refusal,
             _ => Fault::Answer,
-        }
+        })
     }
 
     /// Returns the tokens that the engine has used within `elapsed`; `None` if it never got the request, or refused it or
@@ -258,7 +262,11 @@ impl Pass<'_> {
         let answer = match answered {
             Err(_) if *is_gone => return Err(CLOSED.into()),
             Err(Unanswered::OutOfReach(why)) => return Err(OpenAiError::OutOfReach { why }.into()),
-            Err(Unanswered::Closed(why)) => {
+            // Unless it may have read the request, and then ended the connection.
+            Err(Unanswered::Shortage(why)) if !dispatch.may_be_read() => {
+                return Err(OpenAiError::Shortage { why }.into());
+            }
+            Err(Unanswered::Closed(why) | Unanswered::Shortage(why)) => {
                 tracing::debug!(%url, "engine closed the connection: {why}");
                 return Err(CLOSED.into());
             }

@@ -8,7 +8,8 @@ use openai::OpenAiError;
 /// A failed try. The client has received nothing, so another engine may answer.
 pub(super) struct FailedTry {
     pub(super) failure: OpenAiError,
-    pub(super) fault: Fault,
+    /// `None` if the engine has no part in it.
+    pub(super) fault: Option<Fault>,
     /// The answer for the client, if the engine has refused the request and another engine may take it.
     pub(super) refusal: Option<EngineRefusal>,
 }

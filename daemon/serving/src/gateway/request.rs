@@ -219,7 +219,10 @@ impl Gateway {
             match ended {
                 // The alias's other models may still answer.
                 Err(Failure::Refused(
-                    why @ (OpenAiError::OutOfReach { .. } | OpenAiError::NoEngine | OpenAiError::Crowded),
+                    why @ (OpenAiError::OutOfReach { .. }
+                    | OpenAiError::Shortage { .. }
+                    | OpenAiError::NoEngine
+                    | OpenAiError::Crowded),
                 )) if models.len() > 1 => {
                     is_crowded |= why == OpenAiError::Crowded;
                     models.retain(|other| *other != route.model);

@@ -51,14 +51,14 @@ impl Gateway {
             },
         };
         let (mut tried, mut faults, mut failed) = (Vec::new(), 0, None);
-        let (mut refusals, mut refusal) = (0, None);
+        let (mut refusals, mut refusal, mut is_short) = (0, None, false);
         loop {
             // Until an engine has seen the request, it may wait again: the engines that it found out of reach get no requests by now.
             claim.has_waited = failed.is_some();
             if claim.has_waited {
                 pass.entry.waits_again();
             }
-            let seen = if faults == 0 { &[] } else { &tried[..] };
+            let seen = if faults == 0 && !is_short { &[] } else { &tried[..] };
             let place = match self.place(exchange, model, claim.clone(), seen).await {
                 Ok(place) => place,
                 Err(Failure::Refused(OpenAiError::Crowded)) if failed.is_some() && faults == 0 => {
@@ -86,17 +86,30 @@ impl Gateway {
                 }
                 Err(failed) => failed,
             };
+            // The engine may be well, and others may have connections that are open.
+            is_short |= matches!(failure, OpenAiError::Shortage { .. });
             let why = match &failure {
+                OpenAiError::Shortage { why } => why.clone(),
                 OpenAiError::OutOfReach { why } => format!("it accepts no connections: {why}"),
                 other => other.to_string(),
             };
             // An engine that accepts no connections has not seen the request, unless it has just ended the request's own.
-            let is_unseen = matches!(failure, OpenAiError::OutOfReach { .. });
+            let is_unseen = matches!(failure, OpenAiError::OutOfReach { .. } | OpenAiError::Shortage { .. });
             faults += usize::from(!is_unseen);
             refusals += usize::from(refused.is_some());
             refusal = refused.or(refusal);
-            model.engines.failed(place.replica, fault, &why);
-            tracing::info!(model = &*model.name, engine = served.engine, "engine failed: {why}");
+            if let Some(fault) = fault {
+                model.engines.failed(place.replica, fault, &why);
+                tracing::info!(model = &*model.name, engine = served.engine, "engine failed: {why}");
+            } else {
+                self.short.note(|unsaid| {
+                    tracing::warn!(
+                        engine = served.engine,
+                        unsaid,
+                        "paced has no room for a connection to an engine: {why}"
+                    );
+                });
+            }
             tried.push(place.replica);
             // A request that took too long once would do so again, and a request that made two engines fail would make
             // a third fail.

@@ -2,6 +2,7 @@
 
 use std::{process::Output, sync::Arc};
 
+use lab::process::limit_descriptors;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
 use super::*;
@@ -178,6 +179,31 @@ fn a_user_that_keeps_all_connections_to_the_gateway_open_keeps_no_other_user_out
     let _more = [(); 4].map(|()| greet_and_ask());
     assert_eq!(ask_on(&mut modest, &format!("authorization: Bearer {other}")), "http/1.1 200 ok\r\n");
     assert_eq!(desk.site.counts().unwrap().of("gateway_displaced_connections_total"), 5);
+}
+
+#[test]
+fn a_gateway_without_descriptors_blames_no_engine_and_says_what_to_raise() {
+    lab::ring!(Netns);
+    let (desk, key) = with_front("");
+    let mut client = greet(&desk);
+    write!(client, "GET /v1/models HTTP/1.1\r\nhost: 10.0.1.2\r\n{key}\r\n\r\n").unwrap();
+    let mut head = [0; 12];
+    client.read_exact(&mut head).unwrap();
+    assert_eq!(&head, b"HTTP/1.1 200");
+    let mut rest = Vec::new();
+    while !rest.ends_with(b"}") || !rest.windows(4).any(|end| end == b"\r\n\r\n") {
+        let mut more = [0; 4096];
+        let bytes = client.read(&mut more).unwrap();
+        rest.extend_from_slice(&more[..bytes]);
+    }
+    let before = limit_descriptors(desk.site.relay.id(), 3).unwrap();
+    for _ in 0..6 {
+        assert_eq!(ask_on(&mut client, &key), "http/1.1 503 service unavailable\r\n");
+    }
+    desk.site.relay.wait_for_line("raise LimitNOFILE=", SOON).unwrap();
+    limit_descriptors(desk.site.relay.id(), before).unwrap();
+    assert_eq!(ask_on(&mut client, &key), "http/1.1 200 ok\r\n");
+    assert!(!desk.site.relay.output().contains("engine failed"), "{}", desk.site.relay.output());
 }
 
 #[test]
