@@ -61,7 +61,7 @@ fn transport(transport: &TransportSettings) -> String {
     };
     let coalescing = match coalesce {
         &Duration::ZERO => String::new(),
-        coalesce => format!(", events gathered for {coalesce:?} under load"),
+        coalesce => format!(", events gathered for up to {coalesce:?} under load"),
     };
     format!(
         "transport: packets of {initial_mtu} bytes at first and {max_mtu} at most, congestion control {congestion}, \

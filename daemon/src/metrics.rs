@@ -59,6 +59,8 @@ impl Metrics {
         parts.kernel.register(registry);
         parts.doors.register(registry);
         parts.access.register(registry);
+        let help = "How often a busy thread let events gather, as `coalesce_us` of [transport] permits";
+        registry.register("coalescing_rests", help, parts.rests.clone());
         Arc::new(metrics)
     }
 

@@ -6,6 +6,7 @@ use config::policy::Policy;
 use edge::EdgeResources;
 use enforcement::Tables;
 use pacing::io::{PacketObservers, qdisc};
+use prometheus_client::metrics::counter::Counter;
 use quic::class::{ClassMetrics, PolicyRole};
 use relay::{RelayMetrics, usage::Usages};
 use role::{accept, access::AccessLog, classes::Classes, ready::Readiness, user_labels::UserLabels};
@@ -43,6 +44,8 @@ pub struct Parts {
     pub qdiscs: qdisc::Gauges,
     /// The tables that the kernel enforces and counts in.
     pub kernel: Arc<Tables>,
+    /// Counts how often busy threads that move packets let events gather.
+    pub rests: Counter,
     /// The access log.
     pub access: Arc<AccessLog>,
 }
@@ -67,6 +70,7 @@ impl Default for Parts {
             packets: PacketObservers::default(),
             qdiscs: qdisc::Gauges::default(),
             kernel: Arc::default(),
+            rests: Counter::default(),
             access,
         }
     }

@@ -19,11 +19,11 @@ use enforcement::{
     Enforcement,
     confinement::{self, Process},
 };
-use pacing::coalescing;
 use sd_notify::NotifyState;
 use state::FolderClaim;
 use systemd::activation::Activation;
 use tokio::runtime;
+use turns::Coalescing;
 
 use self::{
     daemon::{Daemon, Signals, notify},
@@ -143,7 +143,8 @@ fn start(config: Config, file: Option<&Path>) -> Result<()> {
         .build()
         .context("failed to start the control thread")?;
     enforcement.iter_mut().for_each(|enforcement| enforcement.watch(control.handle()));
-    let data = coalescing::runtime(config.transport.coalesce).context("failed to start the runtime")?;
+    let coalescing = Coalescing { interval: config.transport.coalesce, rests: parts.rests.clone() };
+    let data = turns::runtime(coalescing).context("failed to start the runtime")?;
     let access = parts.access.clone();
     access.set(&config.log);
     control.spawn(access.clone().keep_summarising());

@@ -22,7 +22,6 @@ use config::{
     targets::Protocol,
 };
 use enforcement::advice;
-use pacing::coalescing;
 use quic::{
     datagrams::{Datagrams, QueueLimits},
     endpoint::{self, Admission, Transport},
@@ -37,6 +36,7 @@ use systemd::{
     watchdog::{Watchdog, Watched},
 };
 use tokio::{sync::oneshot, task::JoinSet, time::sleep};
+use turns::Coalescing;
 
 /// How long connections have to close, and then their last packets to leave.
 pub(crate) const CLOSING: Duration = Duration::from_millis(50);
@@ -126,8 +126,8 @@ pub struct Endpoints {
     pub transport: Transport,
     /// How many workers there are.
     pub workers: usize,
-    /// How long a busy worker lets events gather.
-    pub coalesce: Duration,
+    /// How busy workers let events gather.
+    pub coalescing: Coalescing,
     /// The listeners, and their certificates.
     pub listeners: Vec<(ListenerSettings, ServerTls)>,
     /// The number of each listener's class, for new connection IDs.
@@ -203,7 +203,7 @@ impl Endpoints {
     ) -> Result<impl Future<Output = Result<()>> + Send + 'static> {
         let (started, has_started) = oneshot::channel();
         let (ended, has_ended) = oneshot::channel();
-        let runtime = coalescing::runtime(self.coalesce)?;
+        let runtime = turns::runtime(self.coalescing.clone())?;
         let work = async move {
             match self.start(worker, sockets) {
                 // If the daemon is ending, the receivers are gone.

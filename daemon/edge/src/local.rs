@@ -211,6 +211,7 @@ impl Local {
             };
             for (slice, meta) in slices.iter().zip(&meta).take(messages) {
                 let message = &slice[..meta.len];
+                turns::arrived(message.len());
                 if !self.source(meta, now).push(&self.shared, message, meta.stride) {
                     // The tunnel has ended, and its task was not joined yet: a new tunnel carries the message.
                     self.sources.remove(meta.addr, |_| true);

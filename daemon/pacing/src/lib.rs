@@ -6,7 +6,6 @@
 //! departures, messages wait in this process.
 
 pub mod class_key;
-pub mod coalescing;
 pub mod descriptor;
 mod hold;
 pub mod io;

@@ -387,6 +387,7 @@ impl<S: PumpSocket> TcpPump<S> {
             let mut read = ReadBuf::new(&mut buffer);
             ready!(Pin::new(&mut self.socket).poll_read(cx, &mut read))?;
             let bytes = read.filled();
+            turns::arrived(bytes.len());
             if bytes.is_empty() {
                 return Poll::Ready(Ok(None));
             }

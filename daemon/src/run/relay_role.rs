@@ -31,6 +31,7 @@ use relay::{
 use serving::in_force::GatewayInForce;
 use systemd::watchdog::Watchdog;
 use tokio::{runtime::Handle, task::JoinSet};
+use turns::Coalescing;
 
 use crate::{
     configuration::identity,
@@ -138,7 +139,7 @@ impl RelayRole {
             relay: self.relay.clone(),
             transport,
             workers: sockets.len(),
-            coalesce: self.coalesce,
+            coalescing: Coalescing { interval: self.coalesce, rests: parts.rests.clone() },
             listeners: self.listeners.clone(),
             classes: self.classes.clone(),
             limits: limits.clone(),

@@ -119,7 +119,10 @@ impl Association {
         let mut buffer = [0; 65_536];
         for _ in 0..ROUNDS {
             match self.socket.try_recv_from(&mut buffer) {
-                Ok((len, from)) => self.take(&buffer[..len], from),
+                Ok((len, from)) => {
+                    turns::arrived(len);
+                    self.take(&buffer[..len], from);
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 // An ICMP error about a client that is gone.
                 Err(_) => {}

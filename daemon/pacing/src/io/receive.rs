@@ -202,6 +202,7 @@ impl Arrivals {
         let sizes = waiting.iter().scan(0, |bytes, meta| Some(std::mem::replace(bytes, *bytes + meta.len)));
         let messages = sizes.take_while(|before| *before < TURN_BYTES).count();
         self.turn = self.turn.end..self.turn.end + messages;
+        turns::arrived(self.meta[self.turn.clone()].iter().map(|meta| meta.len).sum());
     }
 
     /// Whether no message waits for a later turn.

@@ -88,6 +88,7 @@ impl Buffers {
                 deliver(payload);
             }
         }
+        turns::arrived(received.bytes);
         Ok(received)
     }
 }

@@ -39,7 +39,10 @@ impl AnswerBody {
                     Poll::Ready(None) => Ok(None),
                     Poll::Ready(Some(Err(_))) => Err(OpenAiError::Engine("it broke off its answer")),
                     Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
-                        Ok(bytes) => Ok(Some(bytes)),
+                        Ok(bytes) => {
+                            turns::arrived(bytes.len());
+                            Ok(Some(bytes))
+                        }
                         Err(_) => continue,
                     },
                 });

@@ -29,7 +29,10 @@ impl BodySource for Incoming {
                 Some(Err(error)) if is_malformed(&error) => Err(Unread::Malformed),
                 Some(Err(_)) => Err(Unread::Gone),
                 Some(Ok(frame)) => match frame.into_data() {
-                    Ok(piece) => Ok(Some(piece)),
+                    Ok(piece) => {
+                        turns::arrived(piece.len());
+                        Ok(Some(piece))
+                    }
                     Err(_) => continue,
                 },
             };
