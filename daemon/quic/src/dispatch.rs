@@ -105,6 +105,13 @@ impl Dispatcher {
         }
     }
 
+    /// Lets the driver's task run before tasks that are woken later. Call it before a stream is opened: opening wakes the transport, which
+    /// announces the stream in its next packet. If the first bytes are written at once, the driver hands them over in time for that
+    /// packet. This holds on a runtime of one thread; elsewhere, the announcement may leave alone.
+    pub fn go_first(&self) {
+        self.0.wake();
+    }
+
     /// Announces that no stream will be added, so that [`Driver::run`] returns after the last stream.
     pub fn retire(&self) {
         self.0.hub.lock().streams.retire();

@@ -1,6 +1,9 @@
 //! The handle that the tasks of one connection share, and how requests are opened in the client role.
 
-use std::sync::{Arc, atomic::Ordering::Relaxed};
+use std::{
+    future::poll_fn,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
 
 use admission::strangers::{ClientStanding, StreamFrames};
 use masque::{
@@ -153,9 +156,13 @@ impl Client {
             if !self.takes_requests() {
                 return Err(self.gone());
             }
+            let opened = poll_fn(|cx| {
+                self.dispatcher.go_first();
+                opener.poll_open_bidirectional_stream(cx)
+            });
             tokio::select! {
                 biased;
-                stream = opener.open_bidirectional_stream() => return Ok(Reserved(stream?)),
+                stream = opened => return Ok(Reserved(stream?)),
                 () = changed => {}
             }
         }
