@@ -312,7 +312,7 @@ fn gateway(gateway: &GatewaySettings, now: SystemTime) -> Vec<String> {
     } = gateway;
     let records = (*decisions_bytes > 0).then(|| format!("; decisions are recorded in {decisions_bytes} bytes"));
     let mut lines = vec![format!(
-        "gateway: bodies of up to {max_body_bytes} bytes, {bodies_bytes} of all together; engines send the first token \
+        "gateway: bodies of up to {max_body_bytes} bytes each and {bodies_bytes} bytes together; engines send the first token \
          within {answer_timeout:?} and are silent for {stall_timeout:?} at most after it; margin {margin_percent} %{}",
         records.unwrap_or_default()
     )];
@@ -373,8 +373,8 @@ fn gateway(gateway: &GatewaySettings, now: SystemTime) -> Vec<String> {
 
 fn serve(serve: &Serve, now: SystemTime) -> Vec<String> {
     let mut lines = vec![format!(
-        "serve {}: HTTP for models, through {}{}; bodies of up to {} bytes, {} of all together, {} connections, {}, silent for {:?} at most, \
-         clients pause reading for {:?} at most",
+        "serve {}: HTTP for models, through {}{}; bodies of up to {} bytes each and {} bytes together, {} connections, {}, \
+         silent for {:?} at most, clients pause reading for {:?} at most",
         serve.listen,
         serve.through(),
         of_class(serve.class.as_deref()),

@@ -96,7 +96,7 @@ pub struct GatewayListener {
     pub address: SocketAddr,
     /// The identity that it presents to clients; `None` for no TLS, on loopback only.
     pub identity: Option<ListenerIdentity>,
-    /// How many connections of clients may be open at once.
+    /// How many connections of clients may be open at once. Clients that wait for their turn do not count.
     pub max_connections: u32,
     /// How long a client's connection may stay without a request.
     pub idle: Duration,

@@ -27,7 +27,8 @@ pub struct Serve {
     pub max_body_bytes: u32,
     /// How many bytes all bodies may have together until their answers begin. Several bodies of one client may take half of it.
     pub bodies_bytes: u32,
-    /// How many connections of clients may be open at once, and how many requests on all of them together.
+    /// How many connections of clients may be open at once, and how many requests on all of them together. Clients that wait for their
+    /// turn do not count, unless they are on this host.
     pub max_connections: u32,
     /// How long a client's connection may stay without a request.
     pub idle: Duration,

@@ -299,8 +299,7 @@ impl RelayAccess {
         self.counters.tunnels_refused.inc_by(error.is_refusal().into());
     }
 
-    /// Counts and records that the edge opened no tunnel for a client, for a reason of its own, and what the client `asked` for, if that is
-    /// known.
+    /// Counts and records that a client got no tunnel although no relay refused it, and what the client `asked` for, if that is known.
     pub fn deny(&self, client: &LocalClient, asked: Option<(Protocol, &Target)>, reason: &'static str) {
         self.counters.refuse(reason);
         self.entrance.record_refusal(client, asked, RefusedRequest { status: None, error: None, reason });

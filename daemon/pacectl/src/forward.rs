@@ -63,8 +63,11 @@ pub(crate) struct NotAdmitted(pub(crate) CredentialsRefused);
 
 pub(crate) async fn run(arguments: &Arguments, json: bool) -> Result<()> {
     // First, so that a signal ends the command as documented also while it connects.
-    let stop = stop()?;
-    let access = arguments.relay.access().await?;
+    let mut stop = pin!(stop()?);
+    let access = tokio::select! {
+        access = arguments.relay.access() => access?,
+        () = &mut stop => return Ok(()),
+    };
     let resources = EdgeResources::default();
     let entrance = resources.entrance(arguments.listen, if arguments.tcp { "tcp" } else { "udp" });
     let datagrams = resources.metrics.datagrams.clone();
@@ -76,7 +79,7 @@ pub(crate) async fn run(arguments: &Arguments, json: bool) -> Result<()> {
     let runner = tokio::spawn(async move { runner.run(moves).await });
     let outcome = tokio::select! {
         outcome = serve(arguments, access, &uplink, entrance, json) => outcome,
-        () = stop => Ok(()),
+        () = &mut stop => Ok(()),
     };
     runner.abort();
     uplink.close().await;

@@ -8,17 +8,15 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
+use quic::tls::MOST_CONFIGURED_BYTES;
 use rustix::fs::{MemfdFlags, memfd_create};
 use tokio::{io::AsyncReadExt as _, net::unix::pipe, time::timeout};
 
 /// How long to wait for the end of what is written to a pipe. The command that writes may ask a person for a passphrase.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// How many bytes a pipe may carry: as many as [`quic::tls::read_configured`] reads of a file.
-const MOST_BYTES: u64 = 16 << 20;
-
-/// Returns a file that can be read like a file of the daemon's configuration, and more than once: the given one, or, if that is a pipe, a file
-/// in memory with what was written to the pipe. That file is there until this process ends.
+/// Returns a file that can be read like a file of the daemon's configuration, and more than once: the given one, or, if that is a pipe, a
+/// file in memory with what was written to the pipe. That file is there until this process ends.
 ///
 /// # Errors
 /// It is a pipe that nothing was written to, or more than 16 MiB, or whose writer does not finish within two minutes.
@@ -36,14 +34,14 @@ async fn written_to(given: &Path) -> io::Result<Vec<u8>> {
     let read = async {
         let mut contents = Vec::new();
         let pipe = pipe::OpenOptions::new().open_receiver(given)?;
-        pipe.take(MOST_BYTES + 1).read_to_end(&mut contents).await?;
+        pipe.take(MOST_CONFIGURED_BYTES + 1).read_to_end(&mut contents).await?;
         Ok(contents)
     };
     let late = |_| Err(io::Error::new(ErrorKind::TimedOut, "its writer does not finish within two minutes"));
     let contents = timeout(PATIENCE, read).await.unwrap_or_else(late)?;
     match contents.len() as u64 {
         0 => Err(io::Error::new(ErrorKind::UnexpectedEof, "nothing was written to it, or it was read before")),
-        1..=MOST_BYTES => Ok(contents),
+        1..=MOST_CONFIGURED_BYTES => Ok(contents),
         _ => Err(io::Error::new(ErrorKind::FileTooLarge, "more than 16 MiB were written to it")),
     }
 }

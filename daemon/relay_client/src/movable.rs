@@ -5,8 +5,8 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering::Relaxed},
 };
 
-/// How many UDP tunnels on a connection can move to another one. A tunnel to a relay behind a hop counts as the tunnels that can move on the
-/// connection inside it: if there are none, the end of the outer connection costs no tunnel that could have moved.
+/// How many UDP tunnels on a connection can move to another one. A tunnel to a relay behind a hop counts as the tunnels that can move on
+/// the connection inside it: if there are none, the end of the outer connection costs no tunnel that could have moved.
 #[derive(Debug, Default)]
 pub struct MovableTunnels {
     count: AtomicUsize,

@@ -7,8 +7,8 @@ use std::{
     path::Path,
 };
 
-/// The maximum size of a file, in bytes. The longest ones are the revocation lists of large authorities.
-const MOST_BYTES: u64 = 16 << 20;
+/// The maximum size of a file that a configuration names, in bytes. The longest ones are the revocation lists of large authorities.
+pub const MOST_CONFIGURED_BYTES: u64 = 16 << 20;
 
 /// Reads a file that a configuration names.
 ///
@@ -28,8 +28,8 @@ pub fn read_configured(path: &Path) -> io::Result<Vec<u8>> {
     }
     let mut contents = Vec::new();
     // Its size says too little: it may grow, and files in /proc have none.
-    file.take(MOST_BYTES + 1).read_to_end(&mut contents)?;
-    if contents.len() as u64 > MOST_BYTES {
+    file.take(MOST_CONFIGURED_BYTES + 1).read_to_end(&mut contents)?;
+    if contents.len() as u64 > MOST_CONFIGURED_BYTES {
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, "it has more than 16 MiB"));
     }
     Ok(contents)

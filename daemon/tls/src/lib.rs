@@ -15,7 +15,7 @@ use s2n_quic_core::{application, crypto};
 use self::{certificates::roots, cipher_suites::provider, client_certificates::Noting, trust::Verifier};
 pub use self::{
     certificates::{fingerprint, read_certificates, read_key, read_revoked},
-    configured_file::{read_configured, read_configured_text},
+    configured_file::{MOST_CONFIGURED_BYTES, read_configured, read_configured_text},
     trust::{Refusals, RefusedCertificate, Trust, is_not_pinned, not_pinned},
 };
 

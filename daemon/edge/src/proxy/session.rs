@@ -15,7 +15,7 @@ use tracing::debug;
 
 use super::{
     super::{connect::NoConnection, roster::LocalClient},
-    Shared, association,
+    CLIENT_GONE, Shared, association,
     http::{self, ProxyOperation, ProxyResponse},
     ranges,
     socks::{self, Address, Command, Method, Reply},
@@ -65,7 +65,7 @@ enum Denied {
 
 impl From<io::Error> for Denied {
     fn from(_: io::Error) -> Self {
-        Self::Gone("client_gone")
+        Self::Gone(CLIENT_GONE)
     }
 }
 
@@ -90,7 +90,7 @@ impl Client {
         let room = http::HEAD_BYTES.saturating_sub(self.read.len());
         self.read.reserve(room.min(2_048));
         if room == 0 || (&mut self.stream).take(room as u64).read_buf(&mut self.read).await? == 0 {
-            return Err(Denied::Gone("client_gone"));
+            return Err(Denied::Gone(CLIENT_GONE));
         }
         Ok(())
     }

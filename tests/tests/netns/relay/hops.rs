@@ -115,7 +115,7 @@ impl Hops {
         edge
     }
 
-    /// An edge that prefers the relay beside the first one, and uses the first if that fails. A silent connection lasts for fifteen seconds.
+    /// An edge that prefers the relay beside the first one, and uses the first if that fails. A silent connection lasts for 15 s.
     fn edge_of_two(&self) -> Process {
         let template = self.site.template(Family::V4);
         let beside = self.site.template_beside();

@@ -22,6 +22,7 @@ use tracing::debug;
 use uplink::{LinkId, OpenTunnel};
 
 use super::{
+    super::CLIENT_GONE,
     Shared,
     flow::{EVICTED, Flow, WAITING_BYTES},
 };
@@ -30,9 +31,6 @@ use crate::{
     parting::FormerTunnel,
     roster::{EdgeTunnel, LocalClient},
 };
-
-/// The reason for a tunnel that was not opened, because its client had left.
-const CLIENT_GONE: &str = "client_gone";
 
 /// Carries a flow.
 pub(super) struct Carrier {
