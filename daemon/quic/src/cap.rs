@@ -25,7 +25,7 @@ struct CapState {
     bytes: Option<Paces>,
     /// Counts one "byte" per packet.
     packets: Option<Paces>,
-    /// How long all loads of the high level have taken together, in nanoseconds.
+    /// By how much all loads of the high level have postponed the low one together, in nanoseconds.
     high_ns: u64,
 }
 
@@ -46,43 +46,53 @@ impl Paces {
         }
     }
 
-    /// Charges a load that leaves at `at_ns`; returns how long it takes.
-    fn sent(&mut self, at_ns: u64, amount: u64, level: Level) -> u64 {
+    /// Charges a load that leaves at `at_ns`.
+    fn sent(&mut self, at_ns: u64, amount: u64, level: Level) {
         self.all.sent(at_ns, amount);
         if level == Level::High {
             self.high.sent(at_ns, amount);
         }
-        self.all.length_ns(amount)
     }
 
-    /// Takes back the charge for a load that will not leave; returns how long it would have taken.
-    fn give_back(&mut self, amount: u64, level: Level) -> u64 {
+    /// Takes back the charge for a load that will not leave.
+    fn give_back(&mut self, amount: u64, level: Level) {
         self.all.give_back(amount);
         if level == Level::High {
             self.high.give_back(amount);
         }
-        self.all.length_ns(amount)
     }
 }
 
 impl CapState {
-    fn reserve(&mut self, now_ns: u64, bytes: u64, packets: u64, level: Level) -> u64 {
+    /// Returns when a load of a level may leave: `now_ns` or later.
+    fn ready_at(&self, now_ns: u64, level: Level) -> u64 {
         let ready_ns = |paces: &Option<Paces>| paces.map_or(now_ns, |paces| paces.ready_at(now_ns, level));
-        let at_ns = ready_ns(&self.bytes).max(ready_ns(&self.packets));
-        let took = |paces: &mut Option<Paces>, amount| paces.as_mut().map_or(0, |of| of.sent(at_ns, amount, level));
-        let took_ns = took(&mut self.bytes, bytes).max(took(&mut self.packets, packets));
-        if level == Level::High {
-            self.high_ns = self.high_ns.saturating_add(took_ns);
-        }
-        at_ns
+        ready_ns(&self.bytes).max(ready_ns(&self.packets))
     }
 
-    fn give_back(&mut self, bytes: u64, packets: u64, level: Level) {
-        let took = |paces: &mut Option<Paces>, amount| paces.as_mut().map_or(0, |of| of.give_back(amount, level));
-        let took_ns = took(&mut self.bytes, bytes).max(took(&mut self.packets, packets));
-        if level == Level::High {
-            self.high_ns = self.high_ns.saturating_sub(took_ns);
+    /// Charges a load; returns when it may leave, and by how much it postpones the low level if it is of the high one. That is not the time
+    /// that the load itself takes: of loads that alternate in what limits them, bytes or packets, two take less time than each alone.
+    fn reserve(&mut self, now_ns: u64, bytes: u64, packets: u64, level: Level) -> (u64, u64) {
+        let (at_ns, low_ns) = (self.ready_at(now_ns, level), self.ready_at(now_ns, Level::Low));
+        for (paces, amount) in [(&mut self.bytes, bytes), (&mut self.packets, packets)] {
+            paces.iter_mut().for_each(|paces| paces.sent(at_ns, amount, level));
         }
+        let postpones_ns = match level {
+            Level::High => self.ready_at(now_ns, Level::Low).saturating_sub(low_ns),
+            Level::Low => 0,
+        };
+        self.high_ns = self.high_ns.saturating_add(postpones_ns);
+        (at_ns, postpones_ns)
+    }
+
+    /// Takes back a part of a load's charge, and what of `postponed_ns` it was the cause of.
+    fn give_back(&mut self, bytes: u64, packets: u64, level: Level, postponed_ns: u64) {
+        let low_ns = self.ready_at(0, Level::Low);
+        for (paces, amount) in [(&mut self.bytes, bytes), (&mut self.packets, packets)] {
+            paces.iter_mut().for_each(|paces| paces.give_back(amount, level));
+        }
+        let earlier_ns = low_ns.saturating_sub(self.ready_at(0, Level::Low));
+        self.high_ns = self.high_ns.saturating_sub(earlier_ns.min(postponed_ns));
     }
 }
 
@@ -116,15 +126,15 @@ impl Cap {
 
     /// Charges `bytes` in `packets` of the low level, and returns when they are due: `now_ns` or later.
     pub fn reserve(&self, now_ns: u64, bytes: u64, packets: u64) -> u64 {
-        self.state.lock().reserve(now_ns, bytes, packets, Level::Low)
+        self.state.lock().reserve(now_ns, bytes, packets, Level::Low).0
     }
 
     /// Reserves a departure for `bytes` in `packets` of a level, and returns what gives it back if it is dropped before it is
     /// [spent](Reservation::spend).
     pub fn hold(self: &Arc<Self>, now_ns: u64, bytes: u64, packets: u64, level: Level) -> Reservation {
         let mut state = self.state.lock();
-        let due_ns = state.reserve(now_ns, bytes, packets, level);
-        Reservation { cap: self.clone(), bytes, packets, level, due_ns, high_ns: state.high_ns }
+        let (due_ns, postpones_ns) = state.reserve(now_ns, bytes, packets, level);
+        Reservation { cap: self.clone(), bytes, packets, level, due_ns, postpones_ns, high_ns: state.high_ns }
     }
 }
 
@@ -136,7 +146,9 @@ pub struct Reservation {
     packets: u64,
     level: Level,
     due_ns: u64,
-    /// How long the loads of the high level had taken when `due_ns` was last true.
+    /// By how much it has postponed the low level.
+    postpones_ns: u64,
+    /// By how much all loads of the high level had postponed the low one when `due_ns` was last true.
     high_ns: u64,
 }
 
@@ -177,7 +189,7 @@ impl Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         if self.bytes > 0 || self.packets > 0 {
-            self.cap.state.lock().give_back(self.bytes, self.packets, self.level);
+            self.cap.state.lock().give_back(self.bytes, self.packets, self.level, self.postpones_ns);
         }
     }
 }
@@ -196,12 +208,6 @@ impl UserRate {
     #[must_use]
     pub fn cap(&self) -> Option<Arc<Cap>> {
         self.0.load_full()
-    }
-
-    /// Whether there is a limit.
-    #[must_use]
-    pub fn is_limited(&self) -> bool {
-        self.0.load().is_some()
     }
 }
 
@@ -279,6 +285,28 @@ mod tests {
         }
         assert_eq!(left[1], 500, "the high level waits for nothing");
         assert!((490..=515).contains(&left[0]), "{} loads of the low level in half of 1 s", left[0]);
+    }
+
+    #[test]
+    fn the_low_level_gets_the_rest_if_bytes_and_packets_limit_the_high_one_in_turns() {
+        // On average, both limits give such payloads 1 ms each.
+        let cap = Arc::new(Cap::new(Some(1_000_000), Some(1_000)).unwrap());
+        let (mut low, mut lows) = (None, 0);
+        for step in 200..4_200_u64 {
+            let now_ns = step * MS / 2;
+            // Of every 5 ms, two pairs take 4.
+            if let Some(bytes) =
+                [Some(1_500), Some(500), Some(1_500), Some(500)].get((step % 10) as usize).copied().flatten()
+            {
+                cap.hold(now_ns, bytes, 1, Level::High).spend();
+            }
+            low.get_or_insert_with(|| cap.hold(now_ns, 1_000, 1, Level::Low));
+            if let Some(due) = low.take_if(|low: &mut Reservation| low.due_ns() <= now_ns) {
+                due.spend();
+                lows += 1;
+            }
+        }
+        assert!((350..=450).contains(&lows), "{lows} loads of the low level in a fifth of 2 s");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Departure times of classes and users with a rate: which names wait for one, and until when.
 
-use std::{cmp::Reverse, collections::BinaryHeap, sync::Arc};
+use std::{cmp::Reverse, collections::BinaryHeap, mem, sync::Arc};
 
 use sched::stream::Level;
 
@@ -15,8 +15,14 @@ use super::{
 /// The class's departure is reserved when the user's has come: bytes that their user's rate holds back for long would otherwise delay the
 /// class's other users at once.
 #[derive(Debug, Default)]
-pub struct Departure {
-    held: [Option<Reservation>; 2],
+pub struct Departure(
+    /// Made with the first rate and then kept: most tunnels have none.
+    Option<Box<Held>>,
+);
+
+#[derive(Debug, Default)]
+struct Held {
+    reservations: [Option<Reservation>; 2],
     /// The time that is waited for.
     awaited_ns: Option<u64>,
 }
@@ -38,40 +44,50 @@ impl Departure {
         bytes: u64,
         packets: u64,
     ) -> Option<u64> {
-        if self.awaited_ns.is_none() {
+        if self.0.is_none() && caps.iter().all(Option::is_none) {
+            return None;
+        }
+        let Held { reservations, awaited_ns } = &mut **self.0.get_or_insert_default();
+        if awaited_ns.is_none() {
             let due_ns = |(held, cap): (&mut Option<Reservation>, Option<&Arc<Cap>>)| {
                 if held.is_none() {
                     *held = cap.map(|cap| cap.hold(now_ns, bytes, packets, level));
                 }
                 held.as_mut().map(Reservation::due_ns).filter(|due_ns| *due_ns > now_ns)
             };
-            self.awaited_ns = self.held.iter_mut().zip(caps).find_map(due_ns);
+            *awaited_ns = reservations.iter_mut().zip(caps).find_map(due_ns);
         }
-        self.awaited_ns
+        *awaited_ns
     }
 
     /// Whether the departure is still ahead.
     #[must_use]
     pub fn is_awaited(&self) -> bool {
-        self.awaited_ns.is_some()
+        self.0.as_ref().is_some_and(|held| held.awaited_ns.is_some())
     }
 
     /// Notes that the time `at_ns` has come; returns whether it was waited for. The next [`wait`](Self::wait) says whether the departure
     /// has come: the high level may have postponed it, and the class's comes after the user's.
     pub fn come(&mut self, at_ns: u64) -> bool {
-        self.awaited_ns.take_if(|awaited_ns| *awaited_ns == at_ns).is_some()
+        let awaited = self.0.as_mut().and_then(|held| held.awaited_ns.take_if(|awaited_ns| *awaited_ns == at_ns));
+        awaited.is_some()
     }
 
     /// Notes that `bytes` have left in `packets`; user and class are charged for these, whatever was reserved.
     pub fn left(&mut self, now_ns: u64, bytes: u64, packets: u64) {
-        for held in std::mem::take(self).held.into_iter().flatten() {
+        for held in self.take().into_iter().flatten() {
             held.settle(now_ns, bytes, packets);
         }
     }
 
     /// Notes that the bytes it was reserved for will not leave.
     pub fn give_back(&mut self) {
-        *self = Self::default();
+        drop(self.take());
+    }
+
+    /// Empties it, and returns what it held.
+    fn take(&mut self) -> [Option<Reservation>; 2] {
+        self.0.as_mut().map(|held| mem::take(&mut **held).reservations).unwrap_or_default()
     }
 
     /// Gives back what another class or user, or the same one with another rate or level, reserved.
@@ -85,7 +101,7 @@ impl Departure {
         let is_of = |(held, cap): (&Option<Reservation>, Option<&Arc<Cap>>)| {
             held.as_ref().is_none_or(|held| cap.is_some_and(|cap| held.is_of(cap, level)))
         };
-        if !self.held.iter().zip(caps).all(is_of) {
+        if !self.0.iter().flat_map(|held| held.reservations.iter().zip(caps)).all(is_of) {
             self.give_back();
         }
     }

@@ -123,7 +123,7 @@ impl RelayMetrics {
         labelled::register(
             registry,
             "packets",
-            "UDP payloads sent to targets (up), and received from them (down), also if then dropped",
+            "UDP payloads sent to targets (up), and received from them (down), even if dropped later",
             &[([("direction", "up")], &self.packets_up), ([("direction", "down")], &self.packets_down)],
         );
         labelled::register(

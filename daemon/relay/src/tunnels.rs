@@ -214,8 +214,8 @@ impl RelayTunnel {
         if !Arc::ptr_eq(&before, class) {
             self.class.set(class.clone());
             self.http.reclass(self.stream_id, class);
-            if before.to_targets.is_some() {
-                // A load that waits for the old rate waits no more.
+            if before.to_targets.is_some() || before.policy().level != class.policy().level {
+                // A load that waits under the old rate or level waits under the new one instead.
                 self.changed.notify_one();
             }
         }

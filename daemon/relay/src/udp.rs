@@ -82,7 +82,7 @@ pub struct UdpPump {
     target: UdpTarget,
     gate: Gate,
     uplink: Segments,
-    /// The part of the uplink that is sent next, if the class has a rate.
+    /// The part of the uplink that is sent next, if the user or the class has a rate.
     chunk: Segments,
     /// The connection to ask for the client's settings while they are missing: they may arrive after its first request.
     unsettled: Option<Box<h3::Client>>,

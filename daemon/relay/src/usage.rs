@@ -38,7 +38,7 @@ impl Usages {
     pub fn register(&self, registry: &mut Registry) {
         let help = "Bytes of UDP payloads and TCP, sent to targets (up), and received from them (down), by user";
         registry.register("user_bytes", help, self.bytes.clone());
-        let help = "UDP payloads sent to targets (up), and received from them (down), also if then dropped, by user";
+        let help = "UDP payloads sent to targets (up), and received from them (down), even if dropped later, by user";
         registry.register("user_packets", help, self.packets.clone());
         registry.register("user_tunnels", "Open tunnels, by user", self.tunnels.clone());
         registry.register("user_tunnels_opened", "Tunnels opened, by user", self.opened.clone());

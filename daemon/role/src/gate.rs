@@ -139,7 +139,7 @@ impl Gate {
         }
         self.state = State::Shut;
         let bytes = cost.bytes.saturating_add(cost.packets.saturating_mul(self.header_bytes));
-        let now_ns = (self.clock.now_ns)();
+        let mut now_ns = (self.clock.now_ns)();
         while let Some(at_ns) = departure.wait_for(caps, level, now_ns, bytes, cost.packets) {
             let mut timer = (self.clock.sleep_until)(at_ns);
             if timer.as_mut().poll(cx).is_pending() {
@@ -147,6 +147,7 @@ impl Gate {
                 return Poll::Pending;
             }
             departure.come(at_ns);
+            now_ns = (self.clock.now_ns)();
         }
         departure.left(now_ns, bytes, cost.packets);
         self.account.use_up(cost.bytes);

@@ -132,7 +132,7 @@ pub struct TcpPump<S = TcpStream> {
     gate: Gate,
     /// Bytes read from the request and not yet written to the socket.
     unwritten: Bytes,
-    /// How many of these may be written now, under the rates of the user and the class.
+    /// How many of `unwritten` may be written now, under the rates of the user and the class.
     granted: usize,
     /// How many of the socket's bytes are still for the other end; further bytes end the tunnel.
     wanted: u64,

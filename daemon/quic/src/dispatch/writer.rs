@@ -3,7 +3,7 @@
 use std::{
     future::poll_fn,
     sync::{Arc, atomic::Ordering::Relaxed},
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
@@ -183,8 +183,19 @@ impl ScheduledSendStream {
         let mut timer = (self.of.hub.clock().sleep_until)(self.of.now_ns().saturating_add(limit_ns));
         let mut leaving = Leaving { stream: self, is_acknowledged: false };
         poll_fn(|cx| {
-            leaving.is_acknowledged = leaving.stream.poll_acknowledged(cx).is_ready();
-            if leaving.is_acknowledged { Poll::Ready(()) } else { timer.as_mut().poll(cx) }
+            loop {
+                leaving.is_acknowledged = leaving.stream.poll_acknowledged(cx).is_ready();
+                if leaving.is_acknowledged {
+                    return Poll::Ready(());
+                }
+                ready!(timer.as_mut().poll(cx));
+                // While a rate holds its bytes back, the peer cannot acknowledge them.
+                if !leaving.stream.is_delayed() {
+                    return Poll::Ready(());
+                }
+                let of = &leaving.stream.of;
+                timer = (of.hub.clock().sleep_until)(of.now_ns().saturating_add(limit_ns));
+            }
         })
         .await;
     }
@@ -203,6 +214,11 @@ impl ScheduledSendStream {
     pub fn change_terms(&self, change: impl FnOnce(&Terms) -> Terms) {
         self.of.hub.lock().set_stream_terms(self.name, change);
         self.of.wake();
+    }
+
+    /// Whether the next bytes wait for the rate of the user or the class.
+    fn is_delayed(&self) -> bool {
+        self.of.hub.lock().streams.slot(self.name).is_some_and(|slot| slot.departure.is_awaited())
     }
 
     fn change(&mut self, change: impl FnOnce(&mut Slot, u64)) {
