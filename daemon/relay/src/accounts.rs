@@ -15,7 +15,13 @@ use prometheus_client::{
     registry::Registry,
 };
 use quic::clock::Clock;
-use role::{holder::Holder, limits::GaugePlace, month::Month, user_account::UserAccount, user_labels::UserLabels};
+use role::{
+    holder::Holder,
+    limits::GaugePlace,
+    month::{Month, MonthAmounts, OtherMonths},
+    user_account::UserAccount,
+    user_labels::UserLabels,
+};
 
 /// How many accounts are kept before unused ones are removed.
 const KEPT: usize = 1024;
@@ -80,10 +86,13 @@ pub enum Full {
 /// The usage of all users in a month, as it is kept across restarts.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Used {
-    /// Year and month, in UTC: `2026-11`.
-    pub month: String,
+    /// The month, in UTC.
+    pub month: Month,
     /// Bytes by user, for users with a quota.
-    pub bytes: BTreeMap<String, u64>,
+    pub bytes: MonthAmounts,
+    /// The usage in other months.
+    #[serde(default, skip_serializing_if = "OtherMonths::is_empty")]
+    pub other_months: OtherMonths,
 }
 
 /// The accounts of all users.
@@ -97,6 +106,7 @@ struct State {
     /// How many accounts trigger the next search for unused ones.
     sweep_at: usize,
     month: Option<Month>,
+    other_months: OtherMonths,
 }
 
 impl Accounts {
@@ -163,25 +173,17 @@ impl Accounts {
     #[must_use]
     pub fn used(&self, now: SystemTime) -> Used {
         let mut state = self.state();
-        let month = state.turn(now).to_string();
-        let of = |(holder, account): (&Holder, &Arc<UserAccount>)| match holder {
-            Holder::User(name) => Some((name.to_string(), account.used_bytes.load(Relaxed))),
-            _ => None,
-        };
-        Used { month, bytes: state.accounts.iter().filter_map(of).filter(|(_, bytes)| *bytes > 0).collect() }
+        let month = state.turn(now);
+        Used { month, bytes: state.used(), other_months: state.other_months.clone() }
     }
 
-    /// Adds the usage saved earlier, if it belongs to the month of `now`.
+    /// Adds the usage that was saved earlier. If it belongs to another month than that of `now`, it is kept for that month; while the clock
+    /// is not set, the saved month continues.
     pub fn restore(&self, used: &Used, now: SystemTime) {
-        let (mut state, month) = (self.state(), used.month.parse().ok());
-        // While the clock is not set, the saved month continues.
-        state.month = month;
-        if Some(state.turn(now)) == month {
-            for (name, bytes) in &used.bytes {
-                let account = state.account(&Holder::User(name.as_str().into()));
-                account.used_bytes.fetch_add(*bytes, Relaxed);
-            }
-        }
+        let mut state = self.state();
+        (state.month, state.other_months) = (Some(used.month), used.other_months.clone());
+        state.add(&used.bytes);
+        state.turn(now);
     }
 
     /// Updates the gauges of all quotas and of their usage.
@@ -207,13 +209,35 @@ impl State {
         }
     }
 
-    /// Begins a new month if it is due; returns the month.
+    /// Turns to another month if it is due; returns the month.
     fn turn(&mut self, now: SystemTime) -> Month {
         let month = Month::after(self.month, now);
-        if self.month.replace(month).is_some_and(|last| last != month) {
+        if let Some(before) = self.month.replace(month).filter(|before| *before != month) {
+            let used = self.used();
             self.accounts.values().for_each(|account| account.used_bytes.store(0, Relaxed));
+            let found = self.other_months.exchange((before, used), month, "the quotas of users");
+            self.add(&found);
         }
         month
+    }
+
+    /// Returns the bytes that users have used this month.
+    fn used(&self) -> MonthAmounts {
+        let of = |(holder, account): (&Holder, &Arc<UserAccount>)| match holder {
+            Holder::User(name) => Some((name.to_string(), account.used_bytes.load(Relaxed))),
+            _ => None,
+        };
+        self.accounts.iter().filter_map(of).filter(|(_, bytes)| *bytes > 0).collect()
+    }
+
+    /// Adds bytes to those that users have used this month.
+    fn add(&mut self, used: &MonthAmounts) {
+        for (name, bytes) in used {
+            let account = self.account(&Holder::User(name.as_str().into()));
+            account.used_bytes.fetch_add(*bytes, Relaxed);
+            // Open tunnels learn that a quota is used up.
+            account.use_up(0);
+        }
     }
 
     fn account(&mut self, holder: &Holder) -> Arc<UserAccount> {
@@ -301,6 +325,11 @@ mod tests {
         Holder::User("alice".into())
     }
 
+    fn in_november(bytes: u64) -> Used {
+        let bytes = MonthAmounts::from([("alice".into(), bytes)]);
+        Used { month: "2026-11".parse().unwrap(), bytes, other_months: OtherMonths::default() }
+    }
+
     fn accounts(monthly_bytes: u64) -> Accounts {
         let accounts = Accounts::default();
         let quota = Quota { monthly_bytes: Some(monthly_bytes), ..Quota::default() };
@@ -381,7 +410,7 @@ mod tests {
         before.open(&alice(), 9, now()).unwrap().account.use_up(700);
         before.open(&Holder::Unknown, 9, now()).unwrap().account.use_up(700);
         let used = before.used(now());
-        assert_eq!(used, Used { month: "2026-11".into(), bytes: BTreeMap::from([("alice".into(), 700)]) });
+        assert_eq!(used, in_november(700));
         let after = accounts(1_000);
         after.restore(&used, now() + DAY);
         let place = after.open(&alice(), 9, now() + DAY).unwrap();
@@ -393,8 +422,30 @@ mod tests {
     }
 
     #[test]
+    fn a_clock_that_is_wrong_once_takes_no_usage_away() {
+        let (used, years) = (in_november(1_000), 1_100 * DAY);
+        let accounts = accounts(1_000);
+        accounts.restore(&used, now() + years);
+        assert!(accounts.open(&alice(), 9, now() + years).is_ok(), "another month");
+        // As it is saved and read again.
+        let saved = serde_json::to_string(&accounts.used(now() + years)).unwrap();
+        let read: Used = serde_json::from_str(&saved).unwrap();
+        assert!(read.month > used.month && read.bytes.is_empty());
+        let again = self::accounts(1_000);
+        again.restore(&read, now());
+        assert_eq!(again.used(now()), used);
+        assert!(matches!(again.open(&alice(), 9, now()), Err(Full::Quota { .. })));
+        // While it runs, forward and back.
+        assert_eq!(again.used(now() + 40 * DAY).bytes, MonthAmounts::new());
+        assert_eq!(again.used(now()), used);
+        let without_others = r#"{"month":"2026-11","bytes":{"alice":1000}}"#;
+        assert_eq!(serde_json::from_str::<Used>(without_others).unwrap(), used, "as earlier versions wrote it");
+        assert!(serde_json::from_str::<Used>(&without_others.replace("-11", "-13")).is_err());
+    }
+
+    #[test]
     fn a_clock_that_has_not_been_set_yet_begins_no_month() {
-        let used = Used { month: "2026-11".into(), bytes: BTreeMap::from([("alice".into(), 1_000)]) };
+        let used = in_november(1_000);
         let (accounts, unset) = (accounts(1_000), SystemTime::UNIX_EPOCH + DAY);
         accounts.restore(&used, unset);
         assert!(matches!(accounts.open(&alice(), 9, unset), Err(Full::Quota { .. })));

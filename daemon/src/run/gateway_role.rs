@@ -39,15 +39,19 @@ pub(super) struct PreparedGateway {
 
 impl GatewayRole {
     /// Returns the role without a gateway or listeners, for the state folder of a configuration. The default policy is in force at first.
-    pub(super) fn new(config: &Config, parts: &Parts, runtime: &Handle) -> Self {
+    pub(super) fn new(config: &Config, parts: &Parts) -> Self {
         let in_force = GatewayInForce::new(parts.classes_of(&Policy::default(), PolicyRole::Relay));
         let lessons = Lessons::open(&config.state_dir, in_force.clone());
         let records = Records::new(&config.state_dir, parts.decisions.clone());
         let tokens = TokenLedger::open(&config.state_dir, parts.spending.clone());
-        runtime.spawn(lessons.clone().keep());
-        runtime.spawn(records.clone().keep());
-        runtime.spawn(tokens.clone().keep());
         Self { in_force, lessons, records, tokens, fronts: Fronts::default() }
+    }
+
+    /// Saves the state as it changes, from now on.
+    pub(super) fn keep(&self, runtime: &Handle) {
+        runtime.spawn(self.lessons.clone().keep());
+        runtime.spawn(self.records.clone().keep());
+        runtime.spawn(self.tokens.clone().keep());
     }
 
     /// Prepares the gateway and listeners of a configuration. Expired certificates are accepted if they are among those `in_force`.

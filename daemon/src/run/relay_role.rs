@@ -96,7 +96,6 @@ impl RelayRole {
         let relay =
             Relay::new(Rules::new(settings), parts.classes_of(&Policy::default(), PolicyRole::Relay), resources);
         let ledger = QuotaLedger::open(&config.state_dir, relay.accounts.clone(), parts.relay.quotas.clone());
-        runtime.spawn(ledger.clone().keep());
         let listener = |listener: &ListenerSettings| -> Result<_> {
             Ok((listener.clone(), ServerTls::new(identity(listener, &config.state_dir, &[])?)))
         };

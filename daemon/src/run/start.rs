@@ -75,7 +75,7 @@ impl Daemon {
         let devices = follow_devices(&config, &parts, &runtime);
         let transport = transport(&config.transport).leaving_by(&devices, &parts.packets);
         let (edge, entrance_classes) = prepare_edge(transport.clone(), &parts, &runtime);
-        let gateway = GatewayRole::new(&config, &parts, &runtime);
+        let gateway = GatewayRole::new(&config, &parts);
         certificates::warn_of_unfit(&config);
         let mut daemon = Self {
             log,
@@ -115,10 +115,20 @@ impl Daemon {
         daemon.refresh_guard();
         let (open, reloads) = daemon.open(policies, workers, door).await?;
         announce::announce(&daemon, &open.control.facts())?;
+        daemon.keep_state();
         daemon.announce_readiness(&Arc::downgrade(&open.control));
         let (changed, files) = mpsc::channel(1);
         daemon.runtime.spawn(files::follow(daemon.read.clone(), changed));
         Ok((daemon, open, Wishes { reloads, files }))
+    }
+
+    /// Saves the state of the roles as it changes. Called once the start has succeeded: a start that is refused writes nothing, so that it
+    /// costs no user anything if its clock is wrong.
+    fn keep_state(&self) {
+        if let Some(role) = &self.relay {
+            self.runtime.spawn(role.ledger.clone().keep());
+        }
+        self.gateway.keep(&self.runtime);
     }
 
     /// Prepares the relay role, if there is one; returns the sockets that it will listen on.

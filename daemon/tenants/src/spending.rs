@@ -1,19 +1,22 @@
 //! How many tokens the holders of keys have used in a calendar month of UTC. The counts outlive restarts, and
 //! gateways, which a changed configuration replaces.
 
-use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
+use std::{collections::BTreeMap, mem, sync::Arc, time::SystemTime};
 
 use parking_lot::Mutex;
-use role::month::Month;
+use role::month::{Month, MonthAmounts, OtherMonths};
 use serde::{Deserialize, Serialize};
 
 /// The tokens used in a month, as stored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spent {
-    /// The month.
-    pub month: String,
+    /// The month, in UTC.
+    pub month: Month,
     /// Tokens by the name of the key.
-    pub tokens: BTreeMap<String, u64>,
+    pub tokens: MonthAmounts,
+    /// The tokens used in other months.
+    #[serde(default, skip_serializing_if = "OtherMonths::is_empty")]
+    pub other_months: OtherMonths,
 }
 
 /// The used tokens. All names come from the configuration, so their number is bounded by the names that it has had in
@@ -26,16 +29,27 @@ struct State {
     /// `None` before the first use of the clock.
     month: Option<Month>,
     tokens: BTreeMap<Arc<str>, u64>,
+    other_months: OtherMonths,
 }
 
 impl State {
-    /// Begins another month if it has started.
+    /// Turns to another month if it is due; returns the month.
     fn turn(&mut self, now: SystemTime) -> Month {
         let month = Month::after(self.month, now);
-        if self.month.replace(month).is_some_and(|last| last != month) {
-            self.tokens.clear();
+        if let Some(before) = self.month.replace(month).filter(|before| *before != month) {
+            let used = mem::take(&mut self.tokens).into_iter().map(|(name, tokens)| (name.to_string(), tokens));
+            let found = self.other_months.exchange((before, used.collect()), month, "the tokens of clients");
+            self.add(&found);
         }
         month
+    }
+
+    /// Adds tokens to those used this month.
+    fn add(&mut self, used: &MonthAmounts) {
+        for (name, tokens) in used {
+            let known = self.tokens.entry(name.as_str().into()).or_default();
+            *known = known.saturating_add(*tokens);
+        }
     }
 }
 
@@ -73,21 +87,18 @@ impl Spending {
     #[must_use]
     pub fn spent(&self, now: SystemTime) -> Spent {
         let mut state = self.0.lock();
-        let month = state.turn(now).to_string();
-        Spent { month, tokens: state.tokens.iter().map(|(name, tokens)| (name.to_string(), *tokens)).collect() }
+        let month = state.turn(now);
+        let tokens = state.tokens.iter().map(|(name, tokens)| (name.to_string(), *tokens)).collect();
+        Spent { month, tokens, other_months: state.other_months.clone() }
     }
 
-    /// Adds the tokens used before the restart, if they are of this month. The stored month continues while the clock
-    /// is not set.
+    /// Adds the tokens used before the restart. Those of another month than that of `now` are kept for that month. The stored month
+    /// continues while the clock is not set.
     pub fn restore(&self, spent: &Spent, now: SystemTime) {
-        let (mut state, month) = (self.0.lock(), spent.month.parse().ok());
-        state.month = month;
-        if Some(state.turn(now)) == month {
-            for (name, tokens) in &spent.tokens {
-                let known = state.tokens.entry(name.as_str().into()).or_default();
-                *known = known.saturating_add(*tokens);
-            }
-        }
+        let mut state = self.0.lock();
+        (state.month, state.other_months) = (Some(spent.month), spent.other_months.clone());
+        state.add(&spent.tokens);
+        state.turn(now);
     }
 }
 
@@ -114,6 +125,18 @@ mod tests {
         assert_eq!(spending.admit("bob", 1_000, now()), Ok(()));
         assert_eq!(spending.admit("ann", 1_000, now() + 9 * DAY), Ok(()), "in December");
         assert_eq!(spending.of("ann", now() + 9 * DAY), 0);
+    }
+
+    #[test]
+    fn a_clock_that_is_wrong_once_takes_no_used_tokens_away() {
+        let (spending, ann) = (Spending::default(), Arc::from("ann"));
+        spending.spend(&ann, 700, now());
+        let spent = spending.spent(now());
+        assert_eq!(spending.of("ann", now() + 1_100 * DAY), 0);
+        let saved = serde_json::to_string(&spending.spent(now() - 40 * DAY)).unwrap();
+        let again = Spending::default();
+        again.restore(&serde_json::from_str(&saved).unwrap(), now() + DAY);
+        assert_eq!((again.of("ann", now()), again.spent(now())), (700, spent));
     }
 
     #[test]
