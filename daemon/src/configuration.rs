@@ -39,7 +39,7 @@ const DROP_INS: &str = "conf.d";
 /// Reads a configuration: `file`, overlaid with `conf.d/*.toml` beside it, in the order of their names.
 ///
 /// # Errors
-/// A file cannot be read, or their combination is not valid.
+/// A file cannot be read, is not a regular file, or has more than 16 MiB, or their combination is not valid.
 pub fn read(file: &Path) -> Result<Config> {
     from_parts(file, &parts(file)?)
 }
@@ -61,7 +61,7 @@ fn from_parts(file: &Path, parts: &[FilePart]) -> Result<Config> {
 }
 
 fn part(file: PathBuf) -> Result<FilePart> {
-    let text = fs::read_to_string(&file).with_context(|| format!("failed to read {}", file.display()))?;
+    let text = tls::read_configured_text(&file).with_context(|| format!("failed to read {}", file.display()))?;
     Ok(FilePart { name: file.display().to_string(), text })
 }
 
@@ -204,6 +204,18 @@ mod tests {
         fs::write(folder.0.join("conf.d/a.toml"), b"state_dir = \"/\xff\"").unwrap();
         let refusal = format!("{:#}", folder.read().unwrap_err());
         assert!(refusal.contains("a.toml") && refusal.contains("UTF-8"), "{refusal}");
+    }
+
+    #[test]
+    fn a_configuration_is_not_waited_for_and_has_an_end() {
+        use rustix::fs::{CWD, FileType, Mode, mknodat};
+        let folder = Folder::new("endless");
+        let refusal = format!("{:#}", read(Path::new("/dev/zero")).unwrap_err());
+        assert!(refusal.contains("/dev/zero: it is a device"), "{refusal}");
+        folder.write("paced.toml", "");
+        mknodat(CWD, folder.0.join("conf.d/a.toml"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        let refusal = format!("{:#}", folder.read().unwrap_err());
+        assert!(refusal.contains("conf.d/a.toml: it is a FIFO"), "{refusal}");
     }
 
     #[test]

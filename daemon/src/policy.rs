@@ -8,7 +8,7 @@
 //! see one policy that is in force as a whole.
 
 use std::{
-    fs, io,
+    io,
     path::PathBuf,
     sync::Arc,
     time::{Duration, SystemTime},
@@ -161,8 +161,11 @@ pub fn is_hidden(error: &anyhow::Error) -> bool {
 }
 
 fn read_saved(state_dir: &std::path::Path) -> io::Result<Option<String>> {
-    match fs::read_to_string(state_dir.join(SAVED)) {
-        Ok(text) => Ok(Some(text)),
+    match state::read(&state_dir.join(SAVED)) {
+        Ok(text) => {
+            let text = String::from_utf8(text);
+            Ok(Some(text.map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is not text in UTF-8"))?))
+        }
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }

@@ -1,7 +1,7 @@
 //! A value that is kept across restarts in a file of the state folder.
 
 use std::{
-    fs, io,
+    io,
     path::{Path, PathBuf},
 };
 
@@ -51,7 +51,7 @@ impl<T: Serialize + DeserializeOwned + PartialEq + Clone> StateFile<T> {
 }
 
 fn read<T: DeserializeOwned>(file: &Path) -> io::Result<Option<T>> {
-    match fs::read(file) {
+    match state::read(file) {
         Ok(text) => Ok(Some(serde_json::from_slice(&text)?)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
@@ -60,7 +60,7 @@ fn read<T: DeserializeOwned>(file: &Path) -> io::Result<Option<T>> {
 
 #[cfg(test)]
 mod tests {
-    use std::{sync::mpsc, thread, time::Duration};
+    use std::{fs, sync::mpsc, thread, time::Duration};
 
     use super::*;
 

@@ -3,7 +3,7 @@
 use std::{
     env,
     fs::{self, File, Metadata, OpenOptions, TryLockError},
-    io::{self, Write as _},
+    io::{self, Read as _, Write as _},
     os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
 };
@@ -64,20 +64,42 @@ pub fn replace_with_mode(file: &Path, bytes: &[u8], mode: u32) -> io::Result<()>
     Staged::with_mode(file, bytes, mode)?.replace()
 }
 
-/// Reads a file that only this user should read, and logs a warning if every user of this machine can.
+/// The maximum size of a file of state that is read, in bytes. The longest ones hold an amount for each user in each of several months.
+const MOST_BYTES: u64 = 64 << 20;
+
+/// Reads a file of state.
 ///
 /// # Errors
-/// There is no such file, it cannot be read, or it is not a regular file: opening a FIFO would wait for its writer.
+/// There is no such file, it cannot be read, it is not a regular file, or it has more than 64 MiB.
+pub fn read(file: &Path) -> io::Result<Vec<u8>> {
+    Ok(read_regular(file)?.0)
+}
+
+/// Reads a file that only this user should read, as [`read`] does, and logs a warning if every user of this machine can.
+///
+/// # Errors
+/// As [`read`].
 pub fn read_private(file: &Path) -> io::Result<Vec<u8>> {
-    let about = fs::metadata(file)?;
-    if !about.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
-    }
+    let (contents, about) = read_regular(file)?;
     if is_public(&about) {
         let file = file.display();
         tracing::warn!(%file, "every user of this machine can read {file}: chmod o-r, or delete it, and paced makes a new one");
     }
-    fs::read(file)
+    Ok(contents)
+}
+
+fn read_regular(file: &Path) -> io::Result<(Vec<u8>, Metadata)> {
+    // Looked at first: opening a FIFO waits until another process writes to it.
+    let about = fs::metadata(file)?;
+    if !about.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
+    }
+    let mut contents = Vec::new();
+    File::open(file)?.take(MOST_BYTES + 1).read_to_end(&mut contents)?;
+    if contents.len() as u64 > MOST_BYTES {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, "it has more than 64 MiB"));
+    }
+    Ok((contents, about))
 }
 
 /// Whether every user of this machine can read a file, as far as its mode tells.
@@ -203,12 +225,15 @@ mod tests {
             assert_eq!(read_private(&file).unwrap(), b"one");
         }
         mknodat(CWD, folder.join("pipe"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
-        for other in [folder.join("pipe"), folder.clone()] {
+        for other in [folder.join("pipe"), folder.clone(), "/dev/zero".into()] {
             let (tell, told) = std::sync::mpsc::channel();
             std::thread::spawn(move || tell.send(read_private(&other)));
             let read = told.recv_timeout(std::time::Duration::from_secs(10)).expect("an answer without a writer");
             assert_eq!(read.unwrap_err().to_string(), "it is not a regular file");
         }
+        // A hole, which takes no space.
+        File::create(&file).unwrap().set_len(MOST_BYTES + 1).unwrap();
+        assert_eq!(read(&file).unwrap_err().to_string(), "it has more than 64 MiB");
         fs::remove_dir_all(folder).unwrap();
     }
 

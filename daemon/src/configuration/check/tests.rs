@@ -7,6 +7,7 @@ use std::{
 
 use config::FilePart;
 use rcgen::{CertificateParams, KeyPair, date_time_ymd};
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use super::*;
 
@@ -212,6 +213,11 @@ fn a_saved_policy_is_warned_of_because_it_takes_precedence_over_the_files() {
         assert!(warnings.len() == 1 && warnings[0].contains(told), "{saved}: {warnings:?}");
         assert!(warnings[0].contains("line 1: state_dir: "), "{warnings:?}");
     }
+    let file = folder.0.join("policy.toml");
+    fs::remove_file(&file).unwrap();
+    mknodat(CWD, file, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    let warnings = warned();
+    assert!(warnings.len() == 1 && warnings[0].contains("it is not a regular file"), "{warnings:?}");
 }
 
 #[test]
