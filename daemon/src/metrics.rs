@@ -61,6 +61,7 @@ impl Metrics {
         parts.access.register(registry);
         let help = "How often a busy thread let events gather, as `coalesce_us` of [transport] permits";
         registry.register("coalescing_rests", help, parts.rests.clone());
+        parts.saves.register(registry);
         Arc::new(metrics)
     }
 

@@ -9,7 +9,9 @@ use pacing::io::{PacketObservers, qdisc};
 use prometheus_client::metrics::counter::Counter;
 use quic::class::{ClassMetrics, PolicyRole};
 use relay::{RelayMetrics, usage::Usages};
-use role::{accept, access::AccessLog, classes::Classes, ready::Readiness, user_labels::UserLabels};
+use role::{
+    accept, access::AccessLog, classes::Classes, kept::SaveFailures, ready::Readiness, user_labels::UserLabels,
+};
 use serving::{decisions::Decisions, live::Live, metrics::GatewayMetrics};
 use tenants::spending::Spending;
 use uplink::UplinkResources;
@@ -48,6 +50,8 @@ pub struct Parts {
     pub rests: Counter,
     /// The access log.
     pub access: Arc<AccessLog>,
+    /// Counters of failed saves in the state folder.
+    pub saves: SaveFailures,
 }
 
 impl Default for Parts {
@@ -72,6 +76,7 @@ impl Default for Parts {
             kernel: Arc::default(),
             rests: Counter::default(),
             access,
+            saves: SaveFailures::default(),
         }
     }
 }

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use role::kept::StateFile;
+use role::kept::{SaveFailures, StateFile};
 use tokio::{task::spawn_blocking, time::interval};
 
 use super::accounts::{Accounts, QuotaGauges, Used};
@@ -29,10 +29,10 @@ pub struct QuotaLedger {
 
 impl QuotaLedger {
     /// Restores the accounts from the file, if there is one. If the file cannot be read, this is logged and every user
-    /// begins the month from zero.
+    /// begins the month from zero. Failed saves will be counted in `failures`.
     #[must_use]
-    pub fn open(state_dir: &Path, accounts: Arc<Accounts>, gauges: QuotaGauges) -> Arc<Self> {
-        let (kept, used) = StateFile::open(state_dir.join(FILE), "the quota usage of this month");
+    pub fn open(state_dir: &Path, accounts: Arc<Accounts>, gauges: QuotaGauges, failures: &SaveFailures) -> Arc<Self> {
+        let (kept, used) = StateFile::open(state_dir.join(FILE), "the quota usage of this month", failures);
         let now = SystemTime::now();
         if let Some(used) = &used {
             accounts.restore(used, now);
@@ -89,7 +89,7 @@ mod tests {
         let accounts = Arc::<Accounts>::default();
         let quota = Quota { monthly_bytes: Some(1_000), ..Quota::default() };
         accounts.set_quotas(&BTreeMap::from([("alice".to_owned(), quota)]));
-        let ledger = QuotaLedger::open(&folder.0, accounts.clone(), QuotaGauges::default());
+        let ledger = QuotaLedger::open(&folder.0, accounts.clone(), QuotaGauges::default(), &SaveFailures::default());
         (accounts, ledger)
     }
 

@@ -1,14 +1,41 @@
 //! A value that is kept across restarts in a file of the state folder.
 
 use std::{
+    fs::{self, DirBuilder},
     io,
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _},
     path::{Path, PathBuf},
 };
 
 use parking_lot::Mutex;
+use prometheus_client::{
+    metrics::{counter::Counter, family::Family},
+    registry::Registry,
+};
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::seldom::Seldom;
+
+/// The mode of the state folder if there was none at the start: for its owner only.
+const FOLDER_MODE: u32 = 0o700;
+
+/// Counts the failed saves of each file.
+#[derive(Clone, Debug, Default)]
+pub struct SaveFailures(Family<[(&'static str, String); 1], Counter>);
+
+impl SaveFailures {
+    /// Registers the counters.
+    pub fn register(&self, registry: &mut Registry) {
+        let help = "Failed saves of a file in the state folder; each is tried again";
+        registry.register("state_save_failures", help, self.0.clone());
+    }
+
+    /// Returns the counter of a file, which is shown from now on.
+    fn of(&self, file: &Path) -> Counter {
+        let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        self.0.get_or_create_owned(&[("file", name)])
+    }
+}
 
 /// A value's file, which is replaced as a whole, and the saved value.
 #[derive(Debug)]
@@ -18,34 +45,59 @@ pub struct StateFile<T> {
     what: &'static str,
     saved: Mutex<Option<T>>,
     not_saved: Seldom,
+    failures: Counter,
+    /// The mode of the file's folder.
+    folder_mode: u32,
 }
 
 impl<T: Serialize + DeserializeOwned + PartialEq + Clone> StateFile<T> {
     /// Reads the value of a file; `None` if there is no file. An unreadable file is logged, with `what` it contains, and
-    /// also gives `None`.
+    /// also gives `None`. Failed saves will be counted in `failures`.
     #[must_use]
-    pub fn open(file: PathBuf, what: &'static str) -> (Self, Option<T>) {
+    pub fn open(file: PathBuf, what: &'static str, failures: &SaveFailures) -> (Self, Option<T>) {
         let value: Option<T> = read(&file).unwrap_or_else(|error| {
             tracing::error!(file = %file.display(), %error, "failed to read {what}: starting without it");
             None
         });
-        let kept = Self { file, what, saved: Mutex::new(value.clone()), not_saved: Seldom::default() };
+        let folder = file.parent().and_then(|folder| fs::metadata(folder).ok());
+        let kept = Self {
+            failures: failures.of(&file),
+            folder_mode: folder.map_or(FOLDER_MODE, |folder| folder.mode() & 0o7777),
+            file,
+            what,
+            saved: Mutex::new(value.clone()),
+            not_saved: Seldom::default(),
+        };
         (kept, value)
     }
 
     /// Passes the saved value to `present`, and saves the value that `present` returns, unless it equals the saved one. `None` saves
-    /// nothing. A failed save is logged, and retried at the next call. `present` must not save to the same file, because
+    /// nothing. A failed save is counted and logged, and retried at the next call. If the folder is gone, it is made again. `present` must not save to the same file, because
     /// the saved value is locked while it runs.
     pub fn save(&self, present: impl FnOnce(Option<&T>) -> Option<T>) {
         // Locked before `present` reads the value: otherwise, a thread that has read an older value could save it last.
         let mut saved = self.saved.lock();
         let Some(value) = present(saved.as_ref()).filter(|value| saved.as_ref() != Some(value)) else { return };
         let text = serde_json::to_vec(&value).map_err(io::Error::from);
-        match text.and_then(|text| state::replace(&self.file, &text)) {
+        match text.and_then(|text| self.write(&text)) {
             Ok(()) => *saved = Some(value),
-            Err(error) => self.not_saved.note(|unsaid| {
-                tracing::error!(file = %self.file.display(), %error, unsaid, "failed to save {}", self.what);
-            }),
+            Err(error) => {
+                self.failures.inc();
+                self.not_saved.note(|unsaid| {
+                    tracing::error!(file = %self.file.display(), %error, unsaid, "failed to save {}", self.what);
+                });
+            }
+        }
+    }
+
+    fn write(&self, text: &[u8]) -> io::Result<()> {
+        match (state::replace(&self.file, text), self.file.parent()) {
+            (Err(error), Some(folder)) if error.kind() == io::ErrorKind::NotFound => {
+                DirBuilder::new().recursive(true).mode(self.folder_mode).create(folder)?;
+                tracing::warn!(folder = %folder.display(), "the state folder was gone: it has been made again");
+                state::replace(&self.file, text)
+            }
+            (written, _) => written,
         }
     }
 }
@@ -60,14 +112,15 @@ fn read<T: DeserializeOwned>(file: &Path) -> io::Result<Option<T>> {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, sync::mpsc, thread, time::Duration};
+    use std::{os::unix::fs::PermissionsExt as _, sync::mpsc, thread, time::Duration};
 
     use super::*;
 
     #[test]
     fn a_save_that_begins_later_saves_the_later_value() {
         let file = std::env::temp_dir().join(format!("paced-kept-{}.json", std::process::id()));
-        let (kept, before) = StateFile::<u32>::open(file.clone(), "a number");
+        let open = || StateFile::<u32>::open(file.clone(), "a number", &SaveFailures::default());
+        let (kept, before) = open();
         assert_eq!(before, None);
         thread::scope(|scope| {
             let (kept, (done, is_done)) = (&kept, mpsc::channel());
@@ -81,9 +134,37 @@ mod tests {
                 Some(1)
             });
         });
-        assert_eq!(StateFile::<u32>::open(file.clone(), "a number").1, Some(2));
+        assert_eq!(open().1, Some(2));
         kept.save(|_| None);
         assert_eq!(fs::read_to_string(&file).unwrap(), "2");
         fs::remove_file(file).unwrap();
+    }
+
+    #[test]
+    fn a_failed_save_is_counted_and_a_deleted_folder_is_made_again_with_its_mode() {
+        let folder = std::env::temp_dir().join(format!("paced-kept-folder-{}", std::process::id()));
+        let (file, failures) = (folder.join("number.json"), SaveFailures::default());
+        fs::create_dir_all(&folder).unwrap();
+        // What the umask leaves of the mode of a folder for a group.
+        let like = folder.with_extension("like");
+        DirBuilder::new().mode(0o750).create(&like).unwrap();
+        let mode = fs::metadata(&like).unwrap().permissions();
+        fs::remove_dir(like).unwrap();
+        fs::set_permissions(&folder, mode.clone()).unwrap();
+        let (kept, _) = StateFile::<u32>::open(file.clone(), "a number", &failures);
+        let failed = failures.of(&file);
+        // A folder has the name that the next content of the file is written to.
+        fs::create_dir(folder.join("number.json.new")).unwrap();
+        kept.save(|_| Some(1));
+        assert_eq!(failed.get(), 1);
+        fs::remove_dir_all(&folder).unwrap();
+        kept.save(|_| Some(1));
+        assert_eq!((fs::read_to_string(&file).unwrap(), failed.get()), ("1".to_owned(), 1));
+        assert_eq!(fs::metadata(&folder).unwrap().mode(), mode.mode());
+        fs::remove_dir_all(&folder).unwrap();
+        fs::write(&folder, "").unwrap();
+        kept.save(|_| Some(2));
+        assert_eq!(failed.get(), 2, "a file has the folder's name");
+        fs::remove_file(folder).unwrap();
     }
 }

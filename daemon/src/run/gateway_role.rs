@@ -41,9 +41,9 @@ impl GatewayRole {
     /// Returns the role without a gateway or listeners, for the state folder of a configuration. The default policy is in force at first.
     pub(super) fn new(config: &Config, parts: &Parts) -> Self {
         let in_force = GatewayInForce::new(parts.classes_of(&Policy::default(), PolicyRole::Relay));
-        let lessons = Lessons::open(&config.state_dir, in_force.clone());
+        let lessons = Lessons::open(&config.state_dir, in_force.clone(), &parts.saves);
         let records = Records::new(&config.state_dir, parts.decisions.clone());
-        let tokens = TokenLedger::open(&config.state_dir, parts.spending.clone());
+        let tokens = TokenLedger::open(&config.state_dir, parts.spending.clone(), &parts.saves);
         Self { in_force, lessons, records, tokens, fronts: Fronts::default() }
     }
 

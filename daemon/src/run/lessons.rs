@@ -8,7 +8,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use role::kept::StateFile;
+use role::kept::{SaveFailures, StateFile};
 use serving::{gateway::Gateway, in_force::GatewayInForce, learned::Learned};
 use tenants::spending::{Spending, Spent};
 use tokio::{task::spawn_blocking, time::interval};
@@ -38,9 +38,9 @@ pub(super) struct Lessons {
 }
 
 impl Lessons {
-    /// Reads the earlier knowledge, if there is any.
-    pub(super) fn open(state_dir: &Path, in_force: Arc<GatewayInForce>) -> Arc<Self> {
-        let (kept, before) = StateFile::open(state_dir.join(FILE), "the measurements of engines");
+    /// Reads the earlier knowledge, if there is any. Failed saves will be counted in `failures`.
+    pub(super) fn open(state_dir: &Path, in_force: Arc<GatewayInForce>, failures: &SaveFailures) -> Arc<Self> {
+        let (kept, before) = StateFile::open(state_dir.join(FILE), "the measurements of engines", failures);
         Arc::new(Self { in_force, kept, before: Mutex::new(before.unwrap_or_default()) })
     }
 
@@ -84,9 +84,10 @@ pub(super) struct TokenLedger {
 }
 
 impl TokenLedger {
-    /// Restores the month's use that was saved earlier.
-    pub(super) fn open(state_dir: &Path, spending: Arc<Spending>) -> Arc<Self> {
-        let (kept, spent) = StateFile::open(state_dir.join(TOKENS_FILE), "the tokens that were used this month");
+    /// Restores the month's use that was saved earlier. Failed saves will be counted in `failures`.
+    pub(super) fn open(state_dir: &Path, spending: Arc<Spending>, failures: &SaveFailures) -> Arc<Self> {
+        let what = "the tokens that were used this month";
+        let (kept, spent) = StateFile::open(state_dir.join(TOKENS_FILE), what, failures);
         if let Some(spent) = &spent {
             spending.restore(spent, SystemTime::now());
         }
@@ -141,7 +142,7 @@ mod tests {
             let shared = (parts.gateway.clone(), parts.requests.clone(), parts.decisions.clone());
             Some(Gateway::new(&settings, &classes, (shared, &parts.spending), (learned, None)).unwrap())
         };
-        let open = || Lessons::open(&folder.0, GatewayInForce::new(classes.clone()));
+        let open = || Lessons::open(&folder.0, GatewayInForce::new(classes.clone()), &parts.saves);
         let lessons = open();
         lessons.replace(gateway(&older));
         lessons.save();

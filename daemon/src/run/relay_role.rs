@@ -95,7 +95,8 @@ impl RelayRole {
         };
         let relay =
             Relay::new(Rules::new(settings), parts.classes_of(&Policy::default(), PolicyRole::Relay), resources);
-        let ledger = QuotaLedger::open(&config.state_dir, relay.accounts.clone(), parts.relay.quotas.clone());
+        let quotas = parts.relay.quotas.clone();
+        let ledger = QuotaLedger::open(&config.state_dir, relay.accounts.clone(), quotas, &parts.saves);
         let listener = |listener: &ListenerSettings| -> Result<_> {
             Ok((listener.clone(), ServerTls::new(identity(listener, &config.state_dir, &[])?)))
         };
