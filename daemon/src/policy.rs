@@ -162,6 +162,8 @@ pub fn is_hidden(error: &anyhow::Error) -> bool {
 
 fn read_saved(state_dir: &std::path::Path) -> io::Result<Option<String>> {
     match state::read(&state_dir.join(SAVED)) {
+        // A saved policy has at least one character ([`saved_form`]); a crash of this machine may leave a file without any.
+        Ok(text) if text.is_empty() => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it is empty")),
         Ok(text) => {
             let text = String::from_utf8(text);
             Ok(Some(text.map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is not text in UTF-8"))?))
@@ -169,6 +171,11 @@ fn read_saved(state_dir: &std::path::Path) -> io::Result<Option<String>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+/// Returns a policy's text as its file holds it, which is never empty.
+fn saved_form(text: &str) -> &[u8] {
+    if text.is_empty() { b"\n" } else { text.as_bytes() }
 }
 
 impl Policies {
@@ -295,7 +302,7 @@ impl Policies {
         }
         if save {
             let text = state.history.current().text.clone();
-            state::replace(&self.saved_file, text.as_bytes()).map_err(|error| self.not_saved(&error))?;
+            state::replace(&self.saved_file, saved_form(&text)).map_err(|error| self.not_saved(&error))?;
             state.saved = Some(text);
         }
         state.history.confirm();
@@ -379,7 +386,7 @@ impl Policies {
         confirm_within: Option<Duration>,
         save: bool,
     ) -> Result<Submitted, PolicyRefusal> {
-        let staged = save.then(|| Staged::write(&self.saved_file, revision.text.as_bytes())).transpose();
+        let staged = save.then(|| Staged::write(&self.saved_file, saved_form(&revision.text))).transpose();
         let staged = staged.map_err(|error| self.not_saved(&error))?;
         state.enforce.put(&revision.policy).map_err(PolicyRefusal::Enforcement)?;
         if let Some(staged) = staged {

@@ -6,8 +6,9 @@
 
 use std::{
     fs::{self, TryLockError},
+    io,
     os::unix::fs::MetadataExt as _,
-    path::Path,
+    path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
@@ -19,6 +20,7 @@ use enforcement::{
     Enforcement,
     confinement::{self, Process},
 };
+use role::kept;
 use sd_notify::NotifyState;
 use state::FolderClaim;
 use systemd::activation::Activation;
@@ -66,6 +68,21 @@ fn secret(state_dir: &Path) -> Result<Secret> {
         tracing::warn!("after a restart, peers will have to wait for their timeout (no stateless resets): {error:#}");
         Secret::ephemeral()
     })
+}
+
+/// Returns the files of the state folder that a start would have to do without, each with the reason. Another user's files are hidden
+/// from this user, and are left out.
+#[must_use]
+pub fn damaged_state(state_dir: &Path) -> Vec<(PathBuf, io::Error)> {
+    let checks: [(&str, fn(&Path) -> io::Result<()>); 3] = [
+        (relay::ledger::FILE, kept::check::<relay::accounts::Used>),
+        (lessons::TOKENS_FILE, kept::check::<tenants::spending::Spent>),
+        (lessons::FILE, kept::check::<serving::learned::Learned>),
+    ];
+    let files = checks.map(|(name, check)| (state_dir.join(name), check));
+    let faults = files.into_iter().filter_map(|(file, check)| Some((check(&file).err()?, file)));
+    let faults = faults.filter(|(error, _)| error.kind() != io::ErrorKind::PermissionDenied);
+    faults.map(|(error, file)| (file, error)).collect()
 }
 
 /// Refuses to run as root on the state folder of another user: its owner could not read what root saves there, and would begin without

@@ -18,7 +18,7 @@ use super::accounts::{Accounts, QuotaGauges, Used};
 pub const PAUSE: Duration = Duration::from_secs(10);
 
 /// The file in the state folder.
-const FILE: &str = "quotas.json";
+pub const FILE: &str = "quotas.json";
 
 /// The accounts and their file.
 pub struct QuotaLedger {
@@ -28,7 +28,7 @@ pub struct QuotaLedger {
 }
 
 impl QuotaLedger {
-    /// Restores the accounts from the file, if there is one. If the file cannot be read, this is logged and every user
+    /// Restores the accounts from the file, if there is one. If the file cannot be read, this is logged, the file is kept, and every user
     /// begins the month from zero. Failed saves will be counted in `failures`.
     #[must_use]
     pub fn open(state_dir: &Path, accounts: Arc<Accounts>, gauges: QuotaGauges, failures: &SaveFailures) -> Arc<Self> {

@@ -43,21 +43,30 @@ pub struct StateFile<T> {
     file: PathBuf,
     /// A description of the value, for log messages.
     what: &'static str,
-    saved: Mutex<Option<T>>,
+    saved: Mutex<Saved<T>>,
     not_saved: Seldom,
     failures: Counter,
     /// The mode of the file's folder.
     folder_mode: u32,
 }
 
+/// The content of the file.
+#[derive(Debug)]
+struct Saved<T> {
+    value: Option<T>,
+    /// Whether the file could not be read, and is still in its place.
+    is_damaged: bool,
+}
+
 impl<T: Serialize + DeserializeOwned + PartialEq + Clone> StateFile<T> {
     /// Reads the value of a file; `None` if there is no file. An unreadable file is logged, with `what` it contains, and
-    /// also gives `None`. Failed saves will be counted in `failures`.
+    /// also gives `None`; the first save moves it to a file of the same name with `.damaged` behind it. Failed saves will be counted in `failures`.
     #[must_use]
     pub fn open(file: PathBuf, what: &'static str, failures: &SaveFailures) -> (Self, Option<T>) {
-        let value: Option<T> = read(&file).unwrap_or_else(|error| {
-            tracing::error!(file = %file.display(), %error, "failed to read {what}: starting without it");
-            None
+        let (value, is_damaged): (Option<T>, _) = read(&file).map(|value| (value, false)).unwrap_or_else(|error| {
+            let (name, damaged) = (file.display(), damaged(&file));
+            tracing::error!(file = %name, %error, "failed to read {what}: starting without it; the next save keeps it as {}", damaged.display());
+            (None, true)
         });
         let folder = file.parent().and_then(|folder| fs::metadata(folder).ok());
         let kept = Self {
@@ -65,7 +74,7 @@ impl<T: Serialize + DeserializeOwned + PartialEq + Clone> StateFile<T> {
             folder_mode: folder.map_or(FOLDER_MODE, |folder| folder.mode() & 0o7777),
             file,
             what,
-            saved: Mutex::new(value.clone()),
+            saved: Mutex::new(Saved { value: value.clone(), is_damaged }),
             not_saved: Seldom::default(),
         };
         (kept, value)
@@ -77,10 +86,11 @@ impl<T: Serialize + DeserializeOwned + PartialEq + Clone> StateFile<T> {
     pub fn save(&self, present: impl FnOnce(Option<&T>) -> Option<T>) {
         // Locked before `present` reads the value: otherwise, a thread that has read an older value could save it last.
         let mut saved = self.saved.lock();
-        let Some(value) = present(saved.as_ref()).filter(|value| saved.as_ref() != Some(value)) else { return };
-        let text = serde_json::to_vec(&value).map_err(io::Error::from);
+        let known = saved.value.as_ref();
+        let Some(value) = present(known).filter(|value| known != Some(value)) else { return };
+        let text = self.keep_damaged(&mut saved.is_damaged).and_then(|()| Ok(serde_json::to_vec(&value)?));
         match text.and_then(|text| self.write(&text)) {
-            Ok(()) => *saved = Some(value),
+            Ok(()) => saved.value = Some(value),
             Err(error) => {
                 self.failures.inc();
                 self.not_saved.note(|unsaid| {
@@ -88,6 +98,20 @@ impl<T: Serialize + DeserializeOwned + PartialEq + Clone> StateFile<T> {
                 });
             }
         }
+    }
+
+    /// Moves a damaged file aside, where it replaces an earlier one: it may still tell an operator what it contained.
+    fn keep_damaged(&self, is_damaged: &mut bool) -> io::Result<()> {
+        if *is_damaged {
+            let kept = damaged(&self.file);
+            match fs::rename(&self.file, &kept) {
+                Ok(()) => tracing::warn!(file = %kept.display(), "this is the damaged file with {}", self.what),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+            *is_damaged = false;
+        }
+        Ok(())
     }
 
     fn write(&self, text: &[u8]) -> io::Result<()> {
@@ -100,6 +124,21 @@ impl<T: Serialize + DeserializeOwned + PartialEq + Clone> StateFile<T> {
             (written, _) => written,
         }
     }
+}
+
+/// Returns the place of a damaged file.
+fn damaged(file: &Path) -> PathBuf {
+    let mut name = file.file_name().unwrap_or_default().to_owned();
+    name.push(".damaged");
+    file.with_file_name(name)
+}
+
+/// Checks whether a start could read the value of a file, if there is one.
+///
+/// # Errors
+/// The file cannot be read, or contains something else.
+pub fn check<T: DeserializeOwned>(file: &Path) -> io::Result<()> {
+    read::<T>(file).map(drop)
 }
 
 fn read<T: DeserializeOwned>(file: &Path) -> io::Result<Option<T>> {
@@ -138,6 +177,39 @@ mod tests {
         kept.save(|_| None);
         assert_eq!(fs::read_to_string(&file).unwrap(), "2");
         fs::remove_file(file).unwrap();
+    }
+
+    #[test]
+    fn a_damaged_file_is_kept_beside_the_next_one() {
+        let folder = std::env::temp_dir().join(format!("paced-kept-damaged-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let (file, kept) = (folder.join("number.json"), folder.join("number.json.damaged"));
+        let open = || StateFile::<u32>::open(file.clone(), "a number", &SaveFailures::default());
+        for damaged in ["", "{", "7 and more"] {
+            fs::write(&file, damaged).unwrap();
+            assert!(check::<u32>(&file).is_err());
+            let (number, before) = open();
+            assert_eq!(
+                (before, fs::read_to_string(&file).unwrap()),
+                (None, damaged.to_owned()),
+                "nothing is written yet"
+            );
+            for next in [1, 2] {
+                number.save(|_| Some(next));
+            }
+            assert_eq!(fs::read_to_string(&kept).unwrap(), damaged);
+            assert_eq!(open().1, Some(2));
+            check::<u32>(&file).unwrap();
+        }
+        // Anything else in its place, too.
+        fs::remove_file(&file).unwrap();
+        fs::create_dir(&file).unwrap();
+        open().0.save(|_| Some(3));
+        assert_eq!(open().1, None, "a folder does not replace a file");
+        fs::remove_file(&kept).unwrap();
+        open().0.save(|_| Some(3));
+        assert!(open().1 == Some(3) && kept.is_dir());
+        fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]

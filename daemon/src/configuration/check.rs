@@ -6,6 +6,7 @@ use std::{
     time::SystemTime,
 };
 
+use admission::connection_id::Secret;
 use anyhow::{Result, bail};
 use config::{
     Config,
@@ -24,7 +25,7 @@ use super::{
     DROP_INS, control_identity, files, from_parts, gateway_identity, identity, parts,
     readable::{self, FileUser},
 };
-use crate::{certificates, policy};
+use crate::{certificates, policy, run};
 
 mod addresses;
 mod place;
@@ -130,8 +131,9 @@ fn warnings(config: &Config) -> Vec<(Named, String)> {
         let why = format!("every user of this machine can read {}: chmod o-r", named.1.display());
         (named, why)
     }));
+    warnings.extend(damaged_state(config));
     let secret = config.state_dir.join("secret");
-    if readable::is_public(&secret) {
+    if secret.is_file() && readable::is_public(&secret) {
         let why = format!(
             "every user of this machine can read {}: chmod o-r, or delete it, and paced makes a new one",
             secret.display()
@@ -265,6 +267,20 @@ fn saved_policy(config: &Config) -> Option<(Named, String)> {
         }
     };
     Some((("state_dir", config.state_dir.clone()), why))
+}
+
+/// Returns a warning for each file of the state folder that a start would have to do without.
+fn damaged_state(config: &Config) -> Vec<(Named, String)> {
+    let damaged = run::damaged_state(&config.state_dir).into_iter().map(|(file, error)| {
+        let file = file.display();
+        format!("paced cannot use {file}: it starts without it, and keeps it as {file}.damaged once it saves a new one: {error}")
+    });
+    // Only a relay has the secret.
+    let secret = config.relay.as_ref().and_then(|_| Secret::of(&config.state_dir).err());
+    let secret = secret.filter(|error| !policy::is_hidden(error)).map(|error| {
+        format!("after a restart, peers will have to wait for their timeout (no stateless resets): {error:#}")
+    });
+    damaged.chain(secret).map(|why| (("state_dir", config.state_dir.clone()), why)).collect()
 }
 
 #[cfg(test)]

@@ -1,4 +1,7 @@
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::{
+    fs,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+};
 
 use config::Config;
 
@@ -237,6 +240,15 @@ fn a_saved_policy_takes_precedence_over_the_files_until_it_is_forgotten() {
     assert_eq!((done.changed.join(" "), done.replaced), ("class.one class.two".into(), None), "no caller had set it");
     assert_eq!(bench.policies.reload(&bench.config, "root").unwrap(), PolicyReload::default());
     assert_eq!(bench.current().0, 5, "nothing new");
+}
+
+#[test]
+fn a_saved_policy_without_text_is_told_from_a_file_that_a_crash_has_emptied() {
+    let bench = Bench::new("emptied", "");
+    bench.submit(Submission { save: true, ..Submission::default() }).unwrap();
+    assert_eq!(bench.saved().as_deref(), Some("\n"));
+    fs::write(bench.config.state_dir.join(SAVED), "").unwrap();
+    assert_eq!(read_saved(&bench.config.state_dir).unwrap_err().to_string(), "it is empty");
 }
 
 #[test]

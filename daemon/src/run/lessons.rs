@@ -27,7 +27,7 @@ async fn save_each(pause: Duration, save: impl Fn() + Clone + Send + 'static) {
 const PAUSE: Duration = Duration::from_secs(60);
 
 /// The file in the state folder.
-const FILE: &str = "engines.json";
+pub(super) const FILE: &str = "engines.json";
 
 /// The earlier knowledge, and the gateway in force, which adds to it.
 pub(super) struct Lessons {
@@ -75,7 +75,7 @@ impl Lessons {
 const TOKENS_PAUSE: Duration = Duration::from_secs(10);
 
 /// The file of the tokens in the state folder.
-const TOKENS_FILE: &str = "tokens.json";
+pub(super) const TOKENS_FILE: &str = "tokens.json";
 
 /// The tokens that each client's key has used this month.
 pub(super) struct TokenLedger {

@@ -15,19 +15,28 @@ impl Secret {
     /// # Errors
     /// The folder cannot be written, the file is not a regular one, or it holds something else.
     pub fn keep_in(folder: &Path) -> Result<Self> {
+        if let Some(kept) = Self::of(folder)? {
+            return Ok(kept);
+        }
+        let (secret, file) = (Self::ephemeral()?, folder.join("secret"));
+        let written = fs::create_dir_all(folder).and_then(|()| state::replace(&file, &secret.0));
+        written.with_context(|| format!("failed to write {}", file.display()))?;
+        Ok(secret)
+    }
+
+    /// Reads the secret of a state folder; `None` if there is none.
+    ///
+    /// # Errors
+    /// The file cannot be read, is not a regular one, or holds something else.
+    pub fn of(folder: &Path) -> Result<Option<Self>> {
         let file = folder.join("secret");
         match state::read_private(&file) {
             Ok(bytes) => {
                 let unfit =
                     || anyhow!("{} does not hold 32 bytes; delete it, and paced makes a new one", file.display());
-                bytes.try_into().map(Self).map_err(|_| unfit())
+                bytes.try_into().map(|bytes| Some(Self(bytes))).map_err(|_| unfit())
             }
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                let secret = Self::ephemeral()?;
-                let written = fs::create_dir_all(folder).and_then(|()| state::replace(&file, &secret.0));
-                written.with_context(|| format!("failed to write {}", file.display()))?;
-                Ok(secret)
-            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error).with_context(|| format!("failed to read {}", file.display())),
         }
     }

@@ -207,6 +207,7 @@ fn a_saved_policy_is_warned_of_because_it_takes_precedence_over_the_files() {
     for (saved, told) in [
         ("[class.voice]\n", "takes precedence over [schedule]"),
         ("[clas]\n", "refuses to reload until `pacectl policy forget`"),
+        ("", "it is empty"),
     ] {
         folder.write("policy.toml", saved);
         let warnings = warned();
@@ -218,6 +219,32 @@ fn a_saved_policy_is_warned_of_because_it_takes_precedence_over_the_files() {
     mknodat(CWD, file, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
     let warnings = warned();
     assert!(warnings.len() == 1 && warnings[0].contains("it is not a regular file"), "{warnings:?}");
+}
+
+#[test]
+fn damaged_files_of_state_are_warned_of_and_so_is_a_secret_for_every_user() {
+    let folder = Folder::new("damaged");
+    let text = format!("state_dir = \"$\"\ncontrol.enabled = false\n{RELAY}");
+    let warned = || folder.check(&text).unwrap();
+    folder.write("quotas.json", r#"{"month":"2026-11","bytes":{}}"#);
+    folder.write("tokens.json", r#"{"month":"2026-11","tokens":{}}"#);
+    folder.write("engines.json", r#"{"engines":[]}"#);
+    folder.write("secret", &"s".repeat(32));
+    assert_eq!(warned(), Vec::<String>::new());
+    for name in ["quotas.json", "tokens.json", "engines.json"] {
+        folder.write(name, "{");
+        let (warnings, told) = (warned(), format!("{name}.damaged"));
+        assert!(warnings.len() == 1 && warnings[0].contains(&told), "{warnings:?}");
+        fs::remove_file(folder.0.join(name)).unwrap();
+    }
+    let secret = folder.0.join("secret");
+    fs::set_permissions(&secret, PermissionsExt::from_mode(0o644)).unwrap();
+    assert!(matches!(&warned()[..], [warning] if warning.contains("chmod o-r")), "{:?}", warned());
+    folder.write("secret", "short");
+    assert!(matches!(&warned()[..], [warning] if warning.contains("does not hold 32 bytes")), "{:?}", warned());
+    fs::remove_file(&secret).unwrap();
+    fs::create_dir(&secret).unwrap();
+    assert!(matches!(&warned()[..], [warning] if warning.contains("it is not a regular file")), "{:?}", warned());
 }
 
 #[test]
