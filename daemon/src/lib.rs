@@ -3,6 +3,7 @@
 pub mod certificates;
 pub mod configuration;
 pub mod control;
+pub mod descriptors;
 pub mod echo;
 pub mod log;
 pub mod metrics;

@@ -32,7 +32,7 @@ use self::{
     start::{Launch, without_missing_families},
 };
 pub use crate::echo::DEVELOPMENT_ECHO;
-use crate::{log, parts::Parts, workers};
+use crate::{descriptors, log, parts::Parts, workers};
 
 mod announce;
 mod daemon;
@@ -149,6 +149,8 @@ fn start(config: Config, file: Option<&Path>) -> Result<()> {
     parts.users.limit(config.metrics.users);
     parts.kernel.in_force.probe();
     let mut enforcement = Enforcement::start(&config.kernel, parts.kernel.clone());
+    // After the monitor has started, which does not need more.
+    descriptors::raise(&config);
     confinement::confine(Process::Data)
         .unwrap_or_else(|error| tracing::warn!("this process has no seccomp filter: {error:#}"));
     let control = runtime::Builder::new_multi_thread()

@@ -268,8 +268,12 @@ pub(crate) fn message(error: &anyhow::Error, is_remote: bool) -> String {
 fn raw_message(error: &anyhow::Error, is_remote: bool) -> String {
     if let Some(broken) = broken(error) {
         let why = match (is_silence(broken), is_remote) {
-            (true, false) => "it hangs or is stopped: `systemctl status paced` shows its processes and its log",
-            (true, true) => "it hangs or is stopped, or nothing gets through to its machine",
+            (true, false) => {
+                "it hangs, is stopped, or can open no more descriptors: `systemctl status paced` shows its processes and its log"
+            }
+            (true, true) => {
+                "it hangs, is stopped, or can open no more descriptors, or nothing gets through to its machine"
+            }
             (false, false) => "it ended",
             // A client learns the server's verdict on its certificate only once it has begun to send (RFC 8446 §4.4.2.4,
             // §2).
@@ -428,7 +432,9 @@ mod tests {
     async fn a_daemon_that_is_silent_is_not_said_to_have_ended_and_certificates_concern_only_another_machine() {
         let [here, there] = said_of_a_daemon(false).await;
         assert!(here.contains("timed out") && here.contains("systemctl status paced"), "{here}");
-        assert!([&here, &there].iter().all(|said| said.contains("hangs") && !said.contains("certificate")), "{there}");
+        for said in [&here, &there] {
+            assert!(said.contains("hangs") && said.contains("descriptors") && !said.contains("certificate"), "{said}");
+        }
         let [here, there] = said_of_a_daemon(true).await;
         assert!(here.ends_with("; it ended") && there.ends_with("that signed this certificate"), "{here}\n{there}");
     }

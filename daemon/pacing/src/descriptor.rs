@@ -1,5 +1,5 @@
-//! Safe wrappers for operations on descriptors that no library offers: watching them in the runtime, and setting socket
-//! options.
+//! The descriptors that tunnels may take, and safe wrappers for operations on descriptors that no library offers: watching them in the
+//! runtime, and setting socket options.
 
 use std::{
     fs::File,
@@ -9,8 +9,29 @@ use std::{
     sync::Arc,
 };
 
+use rustix::process::{Resource, getrlimit};
 use socket2::Socket;
 use tokio::io::{Interest, unix::AsyncFd};
+
+/// How many descriptors the sockets of tunnels leave to callers of the control plane, to metrics and to files.
+const RESERVED: u64 = 64;
+
+/// Returns how many descriptors this process may have open before it is short of them for new tunnels: all but 64, or three quarters of
+/// fewer than 256.
+#[must_use]
+pub fn for_tunnels() -> u64 {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    limit - RESERVED.min(limit / 4)
+}
+
+/// Returns a new socket of a tunnel, unless only the reserve for other purposes is left.
+///
+/// # Errors
+/// EMFILE, as if no descriptor were left: the kernel gives the lowest free number (open(2)), so all below that of the socket are taken.
+pub fn unreserved<T: AsFd>(socket: T) -> io::Result<T> {
+    let number = socket.as_fd().as_raw_fd().unsigned_abs();
+    if u64::from(number) < for_tunnels() { Ok(socket) } else { Err(io::Error::from_raw_os_error(libc::EMFILE)) }
+}
 
 /// Owns one descriptor: the same one for its whole life, closed when it is dropped.
 pub trait Owner: AsRawFd + sealed::Sealed {}
@@ -51,4 +72,23 @@ pub fn set_option(socket: &impl AsFd, level: libc::c_int, name: libc::c_int, val
     // SAFETY: the descriptor is borrowed, and the kernel reads exactly `bytes` of a value that outlives the call.
     let set = unsafe { libc::setsockopt(fd, level, name, (&raw const value).cast(), bytes) };
     if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::io::fcntl_dupfd_cloexec;
+
+    use super::*;
+
+    #[test]
+    fn a_tunnel_gets_no_descriptor_of_the_reserve() {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        assert!(unreserved(&socket).is_ok());
+        // As if all lower numbers were taken.
+        let first = i32::try_from(for_tunnels()).unwrap();
+        let with_number = |number| fcntl_dupfd_cloexec(&socket, number).unwrap();
+        assert!(unreserved(with_number(first - 10)).is_ok());
+        let reserved = unreserved(with_number(first)).unwrap_err();
+        assert_eq!(reserved.raw_os_error(), Some(libc::EMFILE));
+    }
 }

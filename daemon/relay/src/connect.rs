@@ -10,6 +10,7 @@ use std::{
 use config::targets;
 use futures::{StreamExt as _, stream::FuturesUnordered};
 use masque::request::Refusal;
+use pacing::descriptor::unreserved;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::{
     net::{TcpSocket, TcpStream},
@@ -196,7 +197,7 @@ async fn connect_tcp<T>(
     prepare: impl Fn(&SockRef<'_>) -> T,
 ) -> io::Result<(TcpStream, T)> {
     let kind = Type::STREAM.nonblocking().cloexec();
-    let socket = Socket::new(Domain::for_address(target), kind, Some(Protocol::TCP))?;
+    let socket = unreserved(Socket::new(Domain::for_address(target), kind, Some(Protocol::TCP))?)?;
     if let Some(source) = source {
         bind_address(&socket, source)?;
     }

@@ -14,6 +14,7 @@ use masque::{
     priority::Priority,
     request::{self, Host, Refusal, TunnelRequest},
 };
+use pacing::descriptor::for_tunnels;
 use quic::{
     class::{Class, Terms},
     clock::Clock,
@@ -170,8 +171,15 @@ pub fn admit_model(
     Ok(places)
 }
 
+/// Returns how many tunnels the holder may have at once: as many as configured, but not for more than half of the descriptors.
 fn most_tunnels(rules: &Rules, user: Option<&User>) -> usize {
-    user.map_or(rules.limits.tunnels_per_user as usize, |user| user.max_tunnels)
+    let configured = user.map_or(rules.limits.tunnels_per_user as usize, |user| user.max_tunnels);
+    configured.min(half_of_descriptors())
+}
+
+/// Returns how many tunnels take half of the descriptors that all tunnels may take: each has a socket.
+fn half_of_descriptors() -> usize {
+    usize::try_from(for_tunnels() / 2).unwrap_or(usize::MAX)
 }
 
 /// Decides about a request for a tunnel and connects to its target.
@@ -329,7 +337,8 @@ fn take_user_place(
 ) -> Result<UserPlace, Refusal> {
     relay.accounts.open_after(earlier, of_holder, now).map_err(|full| match full {
         Full::Tunnels => {
-            relay.limit_hits.note("tunnels_per_user");
+            let is_configured = of_holder.1 < half_of_descriptors();
+            relay.limit_hits.note(if is_configured { "tunnels_per_user" } else { "descriptors_per_user" });
             Refusal::TunnelLimitReached
         }
         Full::Quota { seconds_left } => {
@@ -406,6 +415,18 @@ mod tests {
     use socket2::{Socket, Type};
 
     use super::*;
+
+    #[test]
+    fn no_user_has_tunnels_for_more_than_half_of_the_descriptors() {
+        let text = "[relay]\ntemplates = [\"https://relay.example/{target_host}/{target_port}/\"]\nauth = \"none\"\n\
+                    certificate = \"/c\"\nprivate_key = \"/k\"\nlimits.tunnels_per_user = 5";
+        let rules = Rules::new(config::Config::from_toml(text).unwrap().relay.as_ref().unwrap());
+        let user = |max_tunnels| User { name: "alice".into(), max_tunnels, expires: None };
+        assert_eq!(most_tunnels(&rules, None), 5);
+        assert_eq!(most_tunnels(&rules, Some(&user(3))), 3);
+        let most = most_tunnels(&rules, Some(&user(usize::MAX)));
+        assert!(2 * most as u64 <= for_tunnels() && most > 0, "{most}");
+    }
 
     #[test]
     fn a_socket_has_the_dscp_of_its_class_before_it_is_connected() {

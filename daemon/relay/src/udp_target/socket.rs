@@ -10,7 +10,7 @@ use std::{
 };
 
 use pacing::{
-    descriptor::{set_option, watch},
+    descriptor::{set_option, unreserved, watch},
     room::RoomWait,
     socket_buffers::{Larger, size_buffers},
 };
@@ -70,11 +70,11 @@ pub struct UdpTarget {
 }
 
 impl UdpTarget {
-    /// Opens a socket to `target`, in seven system calls, up to four more per buffer size, and two more with a `source` address.
+    /// Opens a socket to `target`, in eight system calls, up to four more per buffer size, and two more with a `source` address.
     /// IPv4-mapped addresses are used as IPv4.
     ///
     /// # Errors
-    /// [`TargetError::Unreachable`] without a route; [`TargetError::Socket`] if the kernel refuses a descriptor, or an
+    /// [`TargetError::Unreachable`] without a route; [`TargetError::Socket`] if there is no descriptor for tunnels, or the kernel refuses an
     /// option that Linux has had since 5.0.
     ///
     /// # Panics
@@ -82,7 +82,7 @@ impl UdpTarget {
     pub fn connect(target: SocketAddr, source: Option<IpAddr>, buffers: SocketBuffers) -> Result<Self, TargetError> {
         let target = SocketAddr::new(target.ip().to_canonical(), target.port());
         let kind = Type::DGRAM.nonblocking().cloexec();
-        let socket = Socket::new(Domain::for_address(target), kind, Some(Protocol::UDP))?;
+        let socket = unreserved(Socket::new(Domain::for_address(target), kind, Some(Protocol::UDP))?)?;
         match target {
             SocketAddr::V4(_) => {
                 set_ip_mtu_discover(&socket, Ipv4PathMtuDiscovery::PROBE).map_err(io::Error::from)?;
@@ -183,7 +183,7 @@ impl UdpTarget {
     /// # Errors
     /// [`TargetError::Socket`] if the runtime shuts down.
     pub fn poll_writable(&self, cx: &mut Context<'_>) -> Poll<Result<(), TargetError>> {
-        self.room.borrow_mut().poll(cx, || self.raw().try_clone()).map_err(TargetError::from)
+        self.room.borrow_mut().poll(cx, || unreserved(self.raw().try_clone()?)).map_err(TargetError::from)
     }
 
     /// Applies `change` to the target's reachability, and returns its result.
@@ -254,7 +254,7 @@ impl TargetOrigin {
     /// Outside a tokio runtime with IO enabled, like every tokio socket.
     #[must_use]
     pub fn target(&self) -> Option<UdpTarget> {
-        let target = UdpTarget::join(self.socket()?.try_clone().ok()?, self.clone()).ok()?;
+        let target = UdpTarget::join(self.socket()?.try_clone().and_then(unreserved).ok()?, self.clone()).ok()?;
         // Clients move tunnels that work, so ICMP errors are judged as for a target that has answered.
         target.note(Reachability::on_received);
         Some(target)
