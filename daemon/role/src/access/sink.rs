@@ -1,8 +1,12 @@
 //! The destination of access log records.
 
 use std::{
+    fs::{self, File},
     io::{self, Write as _},
-    os::unix::net::UnixDatagram,
+    os::{
+        fd::{AsFd as _, BorrowedFd},
+        unix::{fs::MetadataExt as _, net::UnixDatagram},
+    },
     sync::Arc,
 };
 
@@ -75,7 +79,17 @@ fn entry(record: &AccessRecord) -> Vec<u8> {
     journal_entry(&record.text(), &fields)
 }
 
+/// Whether a descriptor is of /dev/null, as that of a standard output is which was closed before the program started.
+fn leads_nowhere(output: BorrowedFd<'_>) -> io::Result<bool> {
+    let output = File::from(output.try_clone_to_owned()?).metadata()?;
+    Ok(output.rdev() != 0 && output.rdev() == fs::metadata("/dev/null")?.rdev())
+}
+
 fn print(form: AccessForm, records: &[Arc<AccessRecord>]) -> (u64, Option<io::Error>) {
+    if leads_nowhere(io::stdout().as_fd()).unwrap_or(false) {
+        let nowhere = "standard output is closed, or is /dev/null: to log elsewhere, set `access` in [log]";
+        return (records.len() as u64, Some(io::Error::other(nowhere)));
+    }
     let lines = records.iter().filter_map(|record| match form {
         AccessForm::Json => record.json().ok(),
         _ => Some(record.line()),
@@ -93,6 +107,14 @@ fn print(form: AccessForm, records: &[Arc<AccessRecord>]) -> (u64, Option<io::Er
 mod tests {
     use super::*;
     use crate::access::record;
+
+    #[test]
+    fn records_for_a_closed_standard_output_are_lost() {
+        let file = std::env::current_exe().unwrap();
+        for (path, expected) in [("/dev/null", true), ("/dev/zero", false), (file.to_str().unwrap(), false)] {
+            assert_eq!(leads_nowhere(File::open(path).unwrap().as_fd()).unwrap(), expected, "{path}");
+        }
+    }
 
     #[test]
     fn a_journal_entry_has_each_key_as_a_field_and_no_peer_can_add_one() {
