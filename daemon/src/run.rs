@@ -74,7 +74,8 @@ fn secret(state_dir: &Path) -> Result<Secret> {
 /// from this user, and are left out.
 #[must_use]
 pub fn damaged_state(state_dir: &Path) -> Vec<(PathBuf, io::Error)> {
-    let checks: [(&str, fn(&Path) -> io::Result<()>); 3] = [
+    type Check = fn(&Path) -> io::Result<()>;
+    let checks: [(&str, Check); 3] = [
         (relay::ledger::FILE, kept::check::<relay::accounts::Used>),
         (lessons::TOKENS_FILE, kept::check::<tenants::spending::Spent>),
         (lessons::FILE, kept::check::<serving::learned::Learned>),
