@@ -35,8 +35,8 @@ pub const PROGRAM: &str = "paced_egress";
 /// A device keeps rates only if its `fq` has no nearer horizon.
 pub const HORIZON_NS: u64 = 1_000_000_000;
 
-/// The handle of a filter in a `clsact` that paced has made: whoever finds the filter without its process knows that both are paced's. The
-/// kernel numbers the filters of others from 1 on.
+/// The handle of paced's filter in a `clsact` that paced has made. After a kill, the next process knows by it that both are paced's. The
+/// kernel numbers other filters from 1.
 pub const FILTER_IN_OWN_CLSACT: u32 = 0x70ac;
 
 /// The terms of a class, in one direction.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use config::{Config, targets::Protocol};
+use pacing::descriptor::RESERVED;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// What a daemon needs beside tunnels and clients: for listeners, callers of its doors, files, and the connections of an edge.
@@ -32,8 +33,8 @@ pub fn warning(config: &Config) -> Option<String> {
 fn shortage(needed: u64, limit: Option<u64>) -> Option<String> {
     let limit = limit.filter(|limit| *limit < needed)?;
     Some(format!(
-        "the tunnels and connections that this configuration allows may need {needed} open descriptors, and there may be {limit}: when they \
-         are used up, paced refuses new tunnels. Raise the hard limit (`LimitNOFILE=` of the service, `ulimit -Hn` of a shell), or lower \
+        "the tunnels and connections that this configuration allows may need {needed} open descriptors, but the limit here is {limit}. At the \
+         limit, paced refuses new tunnels. Raise the hard limit (`LimitNOFILE=` of the service, `ulimit -Hn` of a shell), or lower \
          `max_tunnels` and `max_connections`"
     ))
 }
@@ -47,7 +48,10 @@ fn needed(config: &Config) -> u64 {
         // Each user may have several entries.
         let users: BTreeMap<_, _> = tokens.chain(certificates).collect();
         let strangers = if users.is_empty() { relay.limits.tunnels_per_user.into() } else { 0 };
-        users.values().map(|tunnels| u64::from(*tunnels)).sum::<u64>() + strangers
+        let of_users = || users.values().map(|tunnels| u64::from(*tunnels));
+        // One user gets half of what is not reserved at most.
+        let largest = of_users().max().unwrap_or(strangers);
+        (of_users().sum::<u64>() + strangers).max(2 * largest + RESERVED)
     });
     let tcp = config.forwards.iter().filter(|forward| forward.protocol == Protocol::Tcp);
     let forwarded = tcp.map(|forward| forward.max_connections.into());
@@ -71,12 +75,16 @@ mod tests {
     fn the_need_is_the_sum_of_what_users_and_clients_may_open() {
         let needed = |text: &str| needed(&Config::from_toml(text).unwrap()) - OTHERS;
         assert_eq!(needed(""), 0);
-        assert_eq!(needed(&format!("{RELAY}auth = \"none\"\nlimits.tunnels_per_user = 7")), 7);
+        assert_eq!(needed(&format!("{RELAY}auth = \"none\"\nlimits.tunnels_per_user = 7")), 2 * 7 + RESERVED);
         let token = |name: &str, digit: &str, most| {
             format!("[[relay.token]]\nname = \"{name}\"\nsha256 = \"{}\"\nmax_tunnels = {most}\n", digit.repeat(64))
         };
         let users = [token("alice", "1", 100), token("alice", "2", 100), token("bob", "3", 30)].concat();
-        assert_eq!(needed(&format!("{RELAY}{users}")), 130);
+        assert_eq!(needed(&format!("{RELAY}{users}")), 2 * 100 + RESERVED, "one user gets half at most");
+        let third = token("carol", "4", 200);
+        assert_eq!(needed(&format!("{RELAY}{users}{third}")), 2 * 200 + RESERVED);
+        let more = [token("dave", "5", 190), token("eve", "6", 180)].concat();
+        assert_eq!(needed(&format!("{RELAY}{users}{third}{more}")), 100 + 30 + 200 + 190 + 180);
         let gateway = "[[gateway.listener]]\naddress = \"127.0.0.1:1\"\nmax_connections = 5\n\
                        [[gateway.model]]\nname = \"large\"\nengines = [\"http://127.0.0.1:8001\"]\n";
         assert_eq!(needed(gateway), 10);
@@ -87,7 +95,7 @@ mod tests {
         assert_eq!((shortage(500, Some(500)), shortage(500, None)), (None, None));
         let told = shortage(500, Some(499)).unwrap();
         assert!(
-            told.contains("may need 500") && told.contains("may be 499") && told.contains("LimitNOFILE="),
+            told.contains("may need 500") && told.contains("limit here is 499") && told.contains("LimitNOFILE="),
             "{told}"
         );
     }

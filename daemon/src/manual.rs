@@ -113,7 +113,7 @@ The configuration of the packaged service, see
 .I /etc/paced/conf.d/*.toml
 Drop\-ins, which paced merges into the configuration in the order of their names. With another
 .BR \-\-config ,
-paced takes them from conf.d beside that file. Each is a regular file of at most 16 MiB.
+paced takes them from conf.d beside that file. The configuration and each of them must be a regular file of at most 16 MiB, not a pipe.
 .TP
 .I /etc/paced/tls
 Certificates and keys, readable to the group paced.

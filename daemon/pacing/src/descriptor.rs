@@ -14,7 +14,7 @@ use socket2::Socket;
 use tokio::io::{Interest, unix::AsyncFd};
 
 /// How many descriptors the sockets of tunnels leave to callers of the control plane, to metrics and to files.
-const RESERVED: u64 = 64;
+pub const RESERVED: u64 = 64;
 
 /// Returns how many descriptors this process may have open before it is short of them for new tunnels: all but 64, or three quarters of
 /// fewer than 256.
@@ -29,8 +29,13 @@ pub fn for_tunnels() -> u64 {
 /// # Errors
 /// EMFILE, as if no descriptor were left: the kernel gives the lowest free number (open(2)), so all below that of the socket are taken.
 pub fn unreserved<T: AsFd>(socket: T) -> io::Result<T> {
+    below(socket, for_tunnels())
+}
+
+/// Returns a socket whose number is below `most`.
+fn below<T: AsFd>(socket: T, most: u64) -> io::Result<T> {
     let number = socket.as_fd().as_raw_fd().unsigned_abs();
-    if u64::from(number) < for_tunnels() { Ok(socket) } else { Err(io::Error::from_raw_os_error(libc::EMFILE)) }
+    if u64::from(number) < most { Ok(socket) } else { Err(io::Error::from_raw_os_error(libc::EMFILE)) }
 }
 
 /// Owns one descriptor: the same one for its whole life, closed when it is dropped.
@@ -76,19 +81,14 @@ pub fn set_option(socket: &impl AsFd, level: libc::c_int, name: libc::c_int, val
 
 #[cfg(test)]
 mod tests {
-    use rustix::io::fcntl_dupfd_cloexec;
-
     use super::*;
 
     #[test]
     fn a_tunnel_gets_no_descriptor_of_the_reserve() {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         assert!(unreserved(&socket).is_ok());
-        // As if all lower numbers were taken.
-        let first = i32::try_from(for_tunnels()).unwrap();
-        let with_number = |number| fcntl_dupfd_cloexec(&socket, number).unwrap();
-        assert!(unreserved(with_number(first - 10)).is_ok());
-        let reserved = unreserved(with_number(first)).unwrap_err();
-        assert_eq!(reserved.raw_os_error(), Some(libc::EMFILE));
+        let number = u64::from(socket.as_raw_fd().unsigned_abs());
+        assert!(below(&socket, number + 1).is_ok());
+        assert_eq!(below(&socket, number).unwrap_err().raw_os_error(), Some(libc::EMFILE));
     }
 }

@@ -213,8 +213,7 @@ impl State {
     fn turn(&mut self, now: SystemTime) -> Month {
         let month = Month::after(self.month, now);
         if let Some(before) = self.month.replace(month).filter(|before| *before != month) {
-            let used = self.used();
-            self.accounts.values().for_each(|account| account.used_bytes.store(0, Relaxed));
+            let used = self.amounts(|account| account.used_bytes.swap(0, Relaxed));
             let found = self.other_months.exchange((before, used), month, "the quotas of users");
             self.add(&found);
         }
@@ -223,11 +222,17 @@ impl State {
 
     /// Returns the bytes that users have used this month.
     fn used(&self) -> MonthAmounts {
-        let of = |(holder, account): (&Holder, &Arc<UserAccount>)| match holder {
-            Holder::User(name) => Some((name.to_string(), account.used_bytes.load(Relaxed))),
+        self.amounts(|account| account.used_bytes.load(Relaxed))
+    }
+
+    /// Returns what `used_bytes` gives for the accounts, for users who have used something.
+    fn amounts(&self, used_bytes: impl Fn(&UserAccount) -> u64) -> MonthAmounts {
+        let amounts = self.accounts.iter().map(|(holder, account)| (holder, used_bytes(account)));
+        let of_user = |(holder, bytes): (&Holder, u64)| match holder {
+            Holder::User(name) if bytes > 0 => Some((name.to_string(), bytes)),
             _ => None,
         };
-        self.accounts.iter().filter_map(of).filter(|(_, bytes)| *bytes > 0).collect()
+        amounts.filter_map(of_user).collect()
     }
 
     /// Adds bytes to those that users have used this month.

@@ -59,13 +59,14 @@ struct Saved<T> {
 }
 
 impl<T: Serialize + DeserializeOwned + PartialEq + Clone> StateFile<T> {
-    /// Reads the value of a file; `None` if there is no file. An unreadable file is logged, with `what` it contains, and
-    /// also gives `None`; the first save moves it to a file of the same name with `.damaged` behind it. Failed saves will be counted in `failures`.
+    /// Reads the value of a file; `None` if there is no file. An unreadable file is logged, with `what` it contains, and also gives `None`;
+    /// the first save moves it to a file of the same name with `.damaged` behind it. Failed saves will be counted in `failures`.
     #[must_use]
     pub fn open(file: PathBuf, what: &'static str, failures: &SaveFailures) -> (Self, Option<T>) {
         let (value, is_damaged): (Option<T>, _) = read(&file).map(|value| (value, false)).unwrap_or_else(|error| {
             let (name, damaged) = (file.display(), damaged(&file));
-            tracing::error!(file = %name, %error, "failed to read {what}: starting without it; the next save keeps it as {}", damaged.display());
+            let damaged = damaged.display();
+            tracing::error!(file = %name, %error, "failed to read {what}: starting without it; the next save keeps it as {damaged}");
             (None, true)
         });
         let folder = file.parent().and_then(|folder| fs::metadata(folder).ok());
@@ -81,8 +82,8 @@ impl<T: Serialize + DeserializeOwned + PartialEq + Clone> StateFile<T> {
     }
 
     /// Passes the saved value to `present`, and saves the value that `present` returns, unless it equals the saved one. `None` saves
-    /// nothing. A failed save is counted and logged, and retried at the next call. If the folder is gone, it is made again. `present` must not save to the same file, because
-    /// the saved value is locked while it runs.
+    /// nothing. A failed save is counted and logged, and retried at the next call. If the folder is gone, it is made again. `present` must
+    /// not save to the same file, because the saved value is locked while it runs.
     pub fn save(&self, present: impl FnOnce(Option<&T>) -> Option<T>) {
         // Locked before `present` reads the value: otherwise, a thread that has read an older value could save it last.
         let mut saved = self.saved.lock();
@@ -100,7 +101,7 @@ impl<T: Serialize + DeserializeOwned + PartialEq + Clone> StateFile<T> {
         }
     }
 
-    /// Moves a damaged file aside, where it replaces an earlier one: it may still tell an operator what it contained.
+    /// Moves a damaged file aside, in place of an earlier damaged one, so that an operator can still read it.
     fn keep_damaged(&self, is_damaged: &mut bool) -> io::Result<()> {
         if *is_damaged {
             let kept = damaged(&self.file);
@@ -116,9 +117,9 @@ impl<T: Serialize + DeserializeOwned + PartialEq + Clone> StateFile<T> {
 
     fn write(&self, text: &[u8]) -> io::Result<()> {
         match (state::replace(&self.file, text), self.file.parent()) {
-            (Err(error), Some(folder)) if error.kind() == io::ErrorKind::NotFound => {
+            (Err(error), Some(folder)) if error.kind() == io::ErrorKind::NotFound && !folder.exists() => {
                 DirBuilder::new().recursive(true).mode(self.folder_mode).create(folder)?;
-                tracing::warn!(folder = %folder.display(), "the state folder was gone: it has been made again");
+                tracing::warn!(folder = %folder.display(), "the state folder was gone: it has been made again. Restart paced, which then writes its secret and its lock again");
                 state::replace(&self.file, text)
             }
             (written, _) => written,

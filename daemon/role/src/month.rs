@@ -124,20 +124,22 @@ impl OtherMonths {
     /// Keeps the amounts of the month that has been current, and returns those of the month that is current from now on. Logs the change of
     /// `what`, with a warning unless one month follows the other.
     pub fn exchange(&mut self, (before, amounts): (Month, MonthAmounts), now: Month, what: &str) -> MonthAmounts {
-        if now == before.next() {
+        let found = self.0.remove(&now).unwrap_or_default();
+        if amounts.is_empty() && found.is_empty() && self.0.is_empty() {
+            // Nothing is counted here, or nothing was used yet.
+        } else if now == before.next() {
             tracing::info!(%before, %now, "a month begins for {what}");
         } else {
             tracing::warn!(
                 %before,
                 %now,
-                "the clock has gone to another month: {what} count for that month now. paced keeps the amounts of the month before in case \
-                 the clock returns. Set the clock, unless it is right and paced has not run in the meantime"
+                "the clock has gone to another month: {what} count for that month now, and paced keeps the amounts of the month before. Check \
+                 the clock, unless it has just been corrected, or paced has not run in the meantime"
             );
         }
         if !amounts.is_empty() {
             self.0.insert(before, amounts);
         }
-        let found = self.0.remove(&now).unwrap_or_default();
         while self.0.len() > OTHERS {
             let farthest = self.0.keys().copied().max_by_key(|month| month.number.abs_diff(now.number));
             let Some(farthest) = farthest else { break };

@@ -89,13 +89,14 @@ pub fn read_private(file: &Path) -> io::Result<Vec<u8>> {
 }
 
 fn read_regular(file: &Path) -> io::Result<(Vec<u8>, Metadata)> {
-    // Looked at first: opening a FIFO waits until another process writes to it.
-    let about = fs::metadata(file)?;
+    // Otherwise, opening a FIFO waits until another process writes to it.
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(file)?;
+    let about = file.metadata()?;
     if !about.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
     }
     let mut contents = Vec::new();
-    File::open(file)?.take(MOST_BYTES + 1).read_to_end(&mut contents)?;
+    file.take(MOST_BYTES + 1).read_to_end(&mut contents)?;
     if contents.len() as u64 > MOST_BYTES {
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, "it has more than 64 MiB"));
     }

@@ -1,4 +1,4 @@
-//! The log of the privileged processes, which are lines on standard error, and the lines that they report.
+//! The log of the privileged processes (lines on standard error), and how they shorten messages.
 
 use std::{
     fmt,

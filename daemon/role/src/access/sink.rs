@@ -79,7 +79,7 @@ fn entry(record: &AccessRecord) -> Vec<u8> {
     journal_entry(&record.text(), &fields)
 }
 
-/// Whether a descriptor is of /dev/null, as that of a standard output is which was closed before the program started.
+/// Whether a descriptor is of /dev/null. Rust opens /dev/null as a standard output that was closed before the program started.
 fn leads_nowhere(output: BorrowedFd<'_>) -> io::Result<bool> {
     let output = File::from(output.try_clone_to_owned()?).metadata()?;
     Ok(output.rdev() != 0 && output.rdev() == fs::metadata("/dev/null")?.rdev())
