@@ -3,7 +3,6 @@
 pub mod certificates;
 pub mod configuration;
 pub mod control;
-pub mod descriptors;
 pub mod echo;
 pub mod log;
 pub mod metrics;

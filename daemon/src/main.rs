@@ -12,7 +12,7 @@ use api::{print, say};
 use clap::{Args, CommandFactory as _, Parser, Subcommand};
 use config::Config;
 use enforcement::monitor;
-use paced::{configuration, descriptors, policy, run};
+use paced::{configuration, policy, run};
 
 mod manual;
 
@@ -128,7 +128,7 @@ fn main() -> ExitCode {
 fn check(file: &Path) -> Result<()> {
     let (config, warnings) = configuration::check::check(file)?;
     print::text(config::explain(&config, SystemTime::now()));
-    let warnings = warnings.into_iter().chain(descriptors::warning(&config));
+    let warnings = warnings.into_iter().chain(role::descriptors::warning(&config));
     warnings.for_each(|warning| say!("warning: {warning}"));
     Ok(())
 }

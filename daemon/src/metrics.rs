@@ -8,14 +8,12 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge, info::Info},
     registry::Registry,
 };
-use role::labelled;
+use role::{labelled, process_metrics::ProcessMetrics};
 
 pub use self::page::{MetricsPage, PageSources, serve};
-use self::process::ProcessMetrics;
 use crate::{certificates::Certificate, parts::Parts};
 
 pub mod page;
-mod process;
 
 /// The registry of the counters of all parts of the daemon.
 pub struct Metrics {

@@ -6,9 +6,8 @@
 
 use std::{
     fs::{self, TryLockError},
-    io,
     os::unix::fs::MetadataExt as _,
-    path::{Path, PathBuf},
+    path::Path,
     sync::Arc,
     time::Duration,
 };
@@ -20,7 +19,7 @@ use enforcement::{
     Enforcement,
     confinement::{self, Process},
 };
-use role::kept;
+use role::descriptors;
 use sd_notify::NotifyState;
 use state::FolderClaim;
 use systemd::activation::Activation;
@@ -32,7 +31,7 @@ use self::{
     start::{Launch, without_missing_families},
 };
 pub use crate::echo::DEVELOPMENT_ECHO;
-use crate::{descriptors, log, parts::Parts, workers};
+use crate::{log, parts::Parts, workers};
 
 mod announce;
 mod daemon;
@@ -68,22 +67,6 @@ fn secret(state_dir: &Path) -> Result<Secret> {
         tracing::warn!("after a restart, peers will have to wait for their timeout (no stateless resets): {error:#}");
         Secret::ephemeral()
     })
-}
-
-/// Returns the files of the state folder that a start would have to do without, each with the reason. Another user's files are hidden
-/// from this user, and are left out.
-#[must_use]
-pub fn damaged_state(state_dir: &Path) -> Vec<(PathBuf, io::Error)> {
-    type Check = fn(&Path) -> io::Result<()>;
-    let checks: [(&str, Check); 3] = [
-        (relay::ledger::FILE, kept::check::<relay::accounts::Used>),
-        (lessons::TOKENS_FILE, kept::check::<tenants::spending::Spent>),
-        (lessons::FILE, kept::check::<serving::learned::Learned>),
-    ];
-    let files = checks.map(|(name, check)| (state_dir.join(name), check));
-    let faults = files.into_iter().filter_map(|(file, check)| Some((check(&file).err()?, file)));
-    let faults = faults.filter(|(error, _)| error.kind() != io::ErrorKind::PermissionDenied);
-    faults.map(|(error, file)| (file, error)).collect()
 }
 
 /// Refuses to run as root on the state folder of another user: its owner could not read what root saves there, and would begin without

@@ -1,6 +1,10 @@
 //! Tests of starts of `paced` that are refused.
 
-use std::{fs, net::TcpListener, process::Command};
+use std::{
+    fs,
+    net::{TcpListener, UdpSocket},
+    process::Command,
+};
 
 #[test]
 fn a_start_that_is_refused_leaves_the_state_of_an_earlier_month_as_it_is() {
@@ -12,12 +16,15 @@ fn a_start_that_is_refused_leaves_the_state_of_an_earlier_month_as_it_is() {
     fs::write(path("paced.key"), identity.signing_key.serialize_pem()).unwrap();
     // The metrics come last of what a start opens.
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let free = UdpSocket::bind("127.0.0.1:0").unwrap();
     let text = format!(
         "state_dir = \"$\"\ncontrol.socket = \"$/control.sock\"\nmetrics.listen = \"{}\"\n\
-         [relay]\nlisten = [\"127.0.0.1:0\"]\ntemplates = [\"https://relay.example/{{target_host}}/{{target_port}}/\"]\n\
+         [relay]\nlisten = [\"{}\"]\ntemplates = [\"https://relay.example/{{target_host}}/{{target_port}}/\"]\n\
          auth = \"none\"\ncertificate = \"$/paced.pem\"\nprivate_key = \"$/paced.key\"\n",
-        taken.local_addr().unwrap()
+        taken.local_addr().unwrap(),
+        free.local_addr().unwrap()
     );
+    drop(free);
     fs::write(path("paced.toml"), text.replace('$', &folder.display().to_string())).unwrap();
     let state = [
         ("quotas.json", r#"{"month":"2025-01","bytes":{"alice":499000000000}}"#),

@@ -36,9 +36,6 @@ mod shared;
 pub mod socks;
 pub mod users;
 
-/// The reason for a tunnel that was not opened, because its client had left.
-const CLIENT_GONE: &str = "client_gone";
-
 /// The metrics' label for the limit of one client's connections.
 const PER_CLIENT: &str = "max_connections_per_client";
 

@@ -2,6 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+/// The file of this knowledge in the state folder.
+pub const FILE: &str = "engines.json";
+
 /// A gateway's knowledge. It forgets models and engines that are no longer configured, and classes that the policy no longer has.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Learned {

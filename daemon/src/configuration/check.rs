@@ -1,6 +1,7 @@
 //! Checks of a configuration against this machine; each finding names the place in it to correct.
 
 use std::{
+    io,
     path::{Path, PathBuf},
     sync::Arc,
     time::SystemTime,
@@ -17,7 +18,11 @@ use config::{
 use edge::proxy::users::ProxyUsers;
 use nix::unistd::{Uid, User};
 use quic::{datagrams::Schedules, endpoint::Transport};
+use relay::{accounts::Used, ledger};
 use relay_client::{access::Access, endpoint::Endpoint};
+use role::kept;
+use serving::learned::{self, Learned};
+use tenants::spending::{self, Spent};
 use upstream::Upstream;
 
 use self::place::{Named, placed};
@@ -25,7 +30,7 @@ use super::{
     DROP_INS, control_identity, files, from_parts, gateway_identity, identity, parts,
     readable::{self, FileUser},
 };
-use crate::{certificates, policy, run};
+use crate::{certificates, policy};
 
 mod addresses;
 mod place;
@@ -271,7 +276,7 @@ fn saved_policy(config: &Config) -> Option<(Named, String)> {
 
 /// Returns a warning for each file of the state folder that a start would have to do without.
 fn damaged_state(config: &Config) -> Vec<(Named, String)> {
-    let damaged = run::damaged_state(&config.state_dir).into_iter().map(|(file, error)| {
+    let damaged = damaged_files(&config.state_dir).into_iter().map(|(file, error)| {
         let file = file.display();
         format!("paced cannot use {file}: it starts without it, and keeps it as {file}.damaged once it saves a new one: {error}")
     });
@@ -281,6 +286,21 @@ fn damaged_state(config: &Config) -> Vec<(Named, String)> {
         format!("after a restart, peers will have to wait for their timeout (no stateless resets): {error:#}")
     });
     damaged.chain(secret).map(|why| (("state_dir", config.state_dir.clone()), why)).collect()
+}
+
+/// Returns the files of the state folder that a start would have to do without, each with the reason. Another user's files are hidden
+/// from this user, and are left out.
+fn damaged_files(state_dir: &Path) -> Vec<(PathBuf, io::Error)> {
+    type Check = fn(&Path) -> io::Result<()>;
+    let checks: [(&str, Check); 3] = [
+        (ledger::FILE, kept::check::<Used>),
+        (spending::FILE, kept::check::<Spent>),
+        (learned::FILE, kept::check::<Learned>),
+    ];
+    let files = checks.map(|(name, check)| (state_dir.join(name), check));
+    let faults = files.into_iter().filter_map(|(file, check)| Some((check(&file).err()?, file)));
+    let faults = faults.filter(|(error, _)| error.kind() != io::ErrorKind::PermissionDenied);
+    faults.map(|(error, file)| (file, error)).collect()
 }
 
 #[cfg(test)]

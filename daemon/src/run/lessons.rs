@@ -9,8 +9,12 @@ use std::{
 
 use parking_lot::Mutex;
 use role::kept::{SaveFailures, StateFile};
-use serving::{gateway::Gateway, in_force::GatewayInForce, learned::Learned};
-use tenants::spending::{Spending, Spent};
+use serving::{
+    gateway::Gateway,
+    in_force::GatewayInForce,
+    learned::{self, Learned},
+};
+use tenants::spending::{self, Spending, Spent};
 use tokio::{task::spawn_blocking, time::interval};
 
 /// Saves once per `pause`, until dropped.
@@ -26,9 +30,6 @@ async fn save_each(pause: Duration, save: impl Fn() + Clone + Send + 'static) {
 /// How often changes are saved.
 const PAUSE: Duration = Duration::from_secs(60);
 
-/// The file in the state folder.
-pub(super) const FILE: &str = "engines.json";
-
 /// The earlier knowledge, and the gateway in force, which adds to it.
 pub(super) struct Lessons {
     in_force: Arc<GatewayInForce>,
@@ -40,7 +41,7 @@ pub(super) struct Lessons {
 impl Lessons {
     /// Reads the earlier knowledge, if there is any. Failed saves will be counted in `failures`.
     pub(super) fn open(state_dir: &Path, in_force: Arc<GatewayInForce>, failures: &SaveFailures) -> Arc<Self> {
-        let (kept, before) = StateFile::open(state_dir.join(FILE), "the measurements of engines", failures);
+        let (kept, before) = StateFile::open(state_dir.join(learned::FILE), "the measurements of engines", failures);
         Arc::new(Self { in_force, kept, before: Mutex::new(before.unwrap_or_default()) })
     }
 
@@ -74,9 +75,6 @@ impl Lessons {
 /// benefit.
 const TOKENS_PAUSE: Duration = Duration::from_secs(10);
 
-/// The file of the tokens in the state folder.
-pub(super) const TOKENS_FILE: &str = "tokens.json";
-
 /// The tokens that each client's key has used this month.
 pub(super) struct TokenLedger {
     spending: Arc<Spending>,
@@ -87,7 +85,7 @@ impl TokenLedger {
     /// Restores the month's use that was saved earlier. Failed saves will be counted in `failures`.
     pub(super) fn open(state_dir: &Path, spending: Arc<Spending>, failures: &SaveFailures) -> Arc<Self> {
         let what = "the tokens that were used this month";
-        let (kept, spent) = StateFile::open(state_dir.join(TOKENS_FILE), what, failures);
+        let (kept, spent) = StateFile::open(state_dir.join(spending::FILE), what, failures);
         if let Some(spent) = &spent {
             spending.restore(spent, SystemTime::now());
         }

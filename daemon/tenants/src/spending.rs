@@ -7,6 +7,9 @@ use parking_lot::Mutex;
 use role::month::{Month, MonthAmounts, OtherMonths};
 use serde::{Deserialize, Serialize};
 
+/// The file of the tokens in the state folder.
+pub const FILE: &str = "tokens.json";
+
 /// The tokens used in a month, as stored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spent {

@@ -15,9 +15,9 @@ use tracing::debug;
 
 use super::{
     super::{connect::NoConnection, roster::LocalClient},
-    CLIENT_GONE, Shared, association,
+    Shared, association,
     http::{self, ProxyOperation, ProxyResponse},
-    ranges,
+    ranges, shared,
     socks::{self, Address, Command, Method, Reply},
 };
 
@@ -65,7 +65,7 @@ enum Denied {
 
 impl From<io::Error> for Denied {
     fn from(_: io::Error) -> Self {
-        Self::Gone(CLIENT_GONE)
+        Self::Gone(shared::CLIENT_GONE)
     }
 }
 
@@ -90,7 +90,7 @@ impl Client {
         let room = http::HEAD_BYTES.saturating_sub(self.read.len());
         self.read.reserve(room.min(2_048));
         if room == 0 || (&mut self.stream).take(room as u64).read_buf(&mut self.read).await? == 0 {
-            return Err(Denied::Gone(CLIENT_GONE));
+            return Err(Denied::Gone(shared::CLIENT_GONE));
         }
         Ok(())
     }

@@ -8,6 +8,9 @@ use tokio::sync::Semaphore;
 use super::users::ProxyUsers;
 use crate::connect::RelayAccess;
 
+/// The reason for a tunnel that was not opened, because its client had left.
+pub(super) const CLIENT_GONE: &str = "client_gone";
+
 /// What all clients of a proxy share.
 pub struct Shared {
     pub(super) access: RelayAccess,

@@ -48,6 +48,11 @@ mod tests {
         far.send(b"attach to everything").unwrap();
         assert!(has_closed(&near, Duration::ZERO).is_err());
         drop(far);
-        assert!(has_closed(&near, Duration::ZERO).unwrap(), "whatever was said before");
+        // A process that another test starts has a copy of each descriptor until it executes its program.
+        let closes = (0..1_000).any(|_| {
+            std::thread::sleep(Duration::from_millis(1));
+            has_closed(&near, Duration::ZERO).is_ok_and(|has_closed| has_closed)
+        });
+        assert!(closes, "whatever was said before");
     }
 }

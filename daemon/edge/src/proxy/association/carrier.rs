@@ -22,7 +22,7 @@ use tracing::debug;
 use uplink::{LinkId, OpenTunnel};
 
 use super::{
-    super::CLIENT_GONE,
+    super::shared::CLIENT_GONE,
     Shared,
     flow::{EVICTED, Flow, WAITING_BYTES},
 };

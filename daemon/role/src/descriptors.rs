@@ -85,7 +85,7 @@ mod tests {
         assert_eq!(needed(&format!("{RELAY}{users}{third}")), 2 * 200 + RESERVED);
         let more = [token("dave", "5", 190), token("eve", "6", 180)].concat();
         assert_eq!(needed(&format!("{RELAY}{users}{third}{more}")), 100 + 30 + 200 + 190 + 180);
-        let gateway = "[[gateway.listener]]\naddress = \"127.0.0.1:1\"\nmax_connections = 5\n\
+        let gateway = "[[gateway.listener]]\naddress = \"127.0.0.1:1\"\ntls = false\nmax_connections = 5\n\
                        [[gateway.model]]\nname = \"large\"\nengines = [\"http://127.0.0.1:8001\"]\n";
         assert_eq!(needed(gateway), 10);
     }

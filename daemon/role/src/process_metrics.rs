@@ -17,13 +17,15 @@ use prometheus_client::{
 
 /// Reads the process's metrics from `/proc/self`. Values that cannot be read are left out.
 #[derive(Debug)]
-pub(super) struct ProcessMetrics {
+pub struct ProcessMetrics {
     started: SystemTime,
 }
 
 impl ProcessMetrics {
     /// Takes the current time as the start of the process.
-    pub(super) fn new() -> Self {
+    #[must_use]
+    #[expect(clippy::new_without_default, reason = "the time of the call matters")]
+    pub fn new() -> Self {
         Self { started: SystemTime::now() }
     }
 }
