@@ -11,7 +11,7 @@
 //!
 //! [`engine_head`] is what the head of an answer says, [`Silence`] is how long an engine may say nothing.
 
-use std::{error::Error, fmt::Write as _, io, iter, time::Duration};
+use std::{error::Error, fmt::Write as _, io, iter, net::SocketAddr, time::Duration};
 
 use anyhow::{Context as _, Result};
 use config::gateway::ModelSettings;
@@ -21,7 +21,10 @@ use hyper_rustls::{HttpsConnectorBuilder, MaybeHttpsStream};
 use hyper_util::{
     client::legacy::{
         Client, Error as ClientError,
-        connect::{CaptureConnection, HttpConnector, capture_connection, dns::GaiResolver},
+        connect::{
+            CaptureConnection, HttpConnector, capture_connection,
+            dns::{GaiResolver, Name},
+        },
     },
     rt::{TokioExecutor, TokioIo, TokioTimer},
 };
@@ -30,17 +33,21 @@ use quic::tls::{self, Trust};
 use rustix::io::Errno;
 use tokio::{net::TcpStream, time::Instant};
 use tower::{
-    BoxError,
+    BoxError, Service,
     timeout::Timeout,
     util::{BoxCloneSyncService, MapResponse},
 };
 
-use self::made::{MadeAt, MadeStream};
 pub use self::silence::Silence;
+use self::{
+    made::{MadeAt, MadeStream},
+    source::UsableResolver,
+};
 
 pub mod engine_head;
 mod made;
 mod silence;
+mod source;
 
 /// How long a connection may take, including its TLS handshake, until it can carry requests.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -160,11 +167,12 @@ impl Upstream {
         let was_kept = error.connect_info().and_then(MadeAt::of).is_some_and(|MadeAt(made)| made < began);
         let is_unprocessed = is_unprocessed(&error);
         if !(is_unprocessed || was_kept && has_ended(&error)) {
-            return Err(unanswered(&error));
+            return Err(unanswered(&error, request.uri()));
         }
         dispatch.may_be_read = !is_unprocessed;
         dispatch.begin(&mut request);
-        self.fresh.request(request).await.map_err(|error| unanswered(&error))
+        let url = request.uri().clone();
+        self.fresh.request(request).await.map_err(|error| unanswered(&error, &url))
     }
 }
 
@@ -190,8 +198,12 @@ impl Dispatch {
 
 /// Makes TCP connections to the addresses of an engine's name, one after the other. The addresses share four fifths of the time for a
 /// connection, so that neither an address that is silent nor all of them leave no time for another address or for the TLS handshake.
-fn tcp<R>(resolver: R, connect_timeout: Duration) -> HttpConnector<R> {
-    let mut tcp = HttpConnector::new_with_resolver(resolver);
+fn tcp<R, A>(resolver: R, connect_timeout: Duration) -> HttpConnector<UsableResolver<R, A>>
+where
+    R: Service<Name, Response = A>,
+    A: Iterator<Item = SocketAddr>,
+{
+    let mut tcp = HttpConnector::new_with_resolver(source::usable(resolver));
     tcp.set_nodelay(true);
     tcp.enforce_http(false);
     tcp.set_connect_timeout(Some(connect_timeout * 4 / 5));
@@ -219,10 +231,12 @@ fn is_unprocessed(error: &ClientError) -> bool {
     })
 }
 
-fn unanswered(error: &ClientError) -> Unanswered {
+/// Returns why a request for a URL has no answer.
+fn unanswered(error: &ClientError, url: &Uri) -> Unanswered {
     let why = reason(error);
-    let mut codes = causes(error).filter_map(|cause| cause.downcast_ref::<io::Error>()?.raw_os_error());
-    if let Some(remedy) = codes.find_map(remedy) {
+    let codes = causes(error).filter_map(|cause| cause.downcast_ref::<io::Error>()?.raw_os_error());
+    let mut codes = codes.map(Errno::from_raw_os_error);
+    if let Some(remedy) = codes.find_map(|code| remedy(code, url)) {
         Unanswered::Shortage(format!("{why}: {remedy}"))
     } else if error.is_connect() {
         Unanswered::OutOfReach(why)
@@ -241,12 +255,12 @@ impl Unanswered {
     }
 }
 
-/// Returns what helps against an error of socket(2) or connect(2), if it says that this host lacks something.
-fn remedy(code: i32) -> Option<&'static str> {
-    match Errno::from_raw_os_error(code) {
+/// Returns what helps against an error of socket(2) or connect(2) for a URL, if it says that this host lacks something.
+fn remedy(code: Errno, url: &Uri) -> Option<&'static str> {
+    match code {
         Errno::MFILE => Some("raise LimitNOFILE= of the service"),
         Errno::NFILE => Some("raise fs.file-max"),
-        Errno::ADDRNOTAVAIL => Some("widen net.ipv4.ip_local_port_range"),
+        Errno::ADDRNOTAVAIL if !source::is_missing_for(url) => Some("widen net.ipv4.ip_local_port_range"),
         Errno::NOBUFS | Errno::NOMEM => Some("give the host more memory"),
         _ => None,
     }

@@ -29,8 +29,8 @@ pub struct NameServer {
 }
 
 impl NameServer {
-    /// Answers queries for the names of `table` with one address each, and queries for other names with NXDOMAIN. The
-    /// names are absolute and in lower case, without the final dot.
+    /// Answers queries for the names of `table` with one address of each family, and queries for other names with NXDOMAIN. The
+    /// names are absolute and in lower case, without the final dot; a name with addresses of both families is there twice.
     ///
     /// # Errors
     /// When the port is taken.
@@ -45,14 +45,17 @@ impl NameServer {
     pub fn with_ttl(namespace: &Namespace, table: &[(&str, IpAddr)], ttl_s: u8) -> Result<Self> {
         let socket = namespace.run(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 53)))??;
         socket.set_read_timeout(Some(Duration::from_millis(50)))?;
-        let table: HashMap<_, _> = table.iter().map(|(name, ip)| ((*name).to_owned(), *ip)).collect();
+        let mut addresses = HashMap::<_, Vec<_>>::new();
+        for (name, ip) in table {
+            addresses.entry((*name).to_owned()).or_default().push(*ip);
+        }
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let thread = thread::spawn(move || {
             let mut query = [0; 512];
             while !stopped.load(Ordering::Relaxed) {
                 if let Ok((len, from)) = socket.recv_from(&mut query)
-                    && let Some(response) = respond(&query[..len], &table, ttl_s)
+                    && let Some(response) = respond(&query[..len], &addresses, ttl_s)
                 {
                     // If this fails, the resolver asks again.
                     let _ = socket.send_to(&response, from);
@@ -73,7 +76,7 @@ impl Drop for NameServer {
 }
 
 /// Responds to a query with one question, and ignores anything else.
-fn respond(query: &[u8], table: &HashMap<String, IpAddr>, ttl_s: u8) -> Option<Vec<u8>> {
+fn respond(query: &[u8], addresses: &HashMap<String, Vec<IpAddr>>, ttl_s: u8) -> Option<Vec<u8>> {
     let mut labels = Vec::new();
     let mut at = HEADER_BYTES;
     loop {
@@ -86,12 +89,12 @@ fn respond(query: &[u8], table: &HashMap<String, IpAddr>, ttl_s: u8) -> Option<V
     }
     let question = query.get(HEADER_BYTES..at + 5)?;
     let kind = query.get(at + 2)?;
-    let found = table.get(&labels.join("."));
-    let data = match found {
-        Some(IpAddr::V4(ip)) if *kind == 1 => Some(ip.octets().to_vec()),
-        Some(IpAddr::V6(ip)) if *kind == 28 => Some(ip.octets().to_vec()),
+    let found = addresses.get(&labels.join("."));
+    let data = found.into_iter().flatten().find_map(|ip| match ip {
+        IpAddr::V4(ip) if *kind == 1 => Some(ip.octets().to_vec()),
+        IpAddr::V6(ip) if *kind == 28 => Some(ip.octets().to_vec()),
         _ => None,
-    };
+    });
     let code = if found.is_some() { 0 } else { NOT_FOUND };
     // Response, authoritative, recursion desired and available; one question, and at most one answer.
     let mut response = query.get(..2)?.to_vec();

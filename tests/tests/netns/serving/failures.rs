@@ -1,6 +1,8 @@
 //! Parts that fail while requests are served: promises hold, answers that cannot be saved end with an error, and the
 //! counters add up.
 
+use lab::name_server::NameServer;
+
 use super::*;
 
 /// The time for which the edge's path is down.
@@ -194,4 +196,26 @@ fn requests_with_deadlines_leave_an_engine_that_has_become_ten_times_slower() {
     assert!(deadlines("large", "met") >= 5 && deadlines("large", "missed") >= 1, "{counts:#?}");
     let all: i64 = ["large", "opt-125m"].iter().map(|model| deadlines(model, "met") + deadlines(model, "missed")).sum();
     assert_eq!(all, asked, "{counts:#?}");
+}
+
+#[test]
+fn an_engine_that_is_down_is_no_shortage_of_a_gateway_that_reaches_only_one_of_its_addresses() {
+    lab::ring!(Netns);
+    let mut chain = lab::netns::Chain::new().unwrap();
+    let at = chain.egress.far.v4;
+    chain.relay.resolve_with(&[at.into()]).unwrap();
+    let addresses = [("engine.example", at.into()), ("engine.example", chain.egress.far.v6.into())];
+    let _names = NameServer::start(&chain.target, &addresses).unwrap();
+    let models = [("named", "engine.example"), ("addressed", "[::1]")]
+        .map(|(name, host)| format!("[[gateway.model]]\nname = \"{name}\"\nengines = [\"http://{host}:8001\"]\n"));
+    let listener = "[[gateway.listener]]\naddress = \"127.0.0.1:8200\"\ntls = false\n";
+    let sections = format!("[gateway]\n{}{listener}", models.concat());
+    let site = Site::on(chain, Terms { sections: &sections, ..Terms::default() }).unwrap();
+    site.chain.relay.sysctl("net.ipv6.conf.all.disable_ipv6", "1").unwrap();
+    for name in ["named", "addressed"] {
+        let mut curl = site.chain.relay.command("curl").unwrap();
+        curl.args(["-sS", "--max-time", "20", "http://127.0.0.1:8200/v1/chat/completions", "--json"]);
+        let output = curl.arg(chat(name, "x", false)).output().unwrap();
+        assert_eq!(error(&String::from_utf8(output.stdout).unwrap()), "no_engine", "{name}");
+    }
 }
