@@ -1,10 +1,12 @@
 //! How many descriptors this process may have open, and how many its configuration may need.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, net::SocketAddr};
 
 use config::{Config, targets::Protocol};
 use pacing::descriptor::RESERVED;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::newcomers::MOST_WAITING;
 
 /// What a daemon needs beside tunnels and clients: for listeners, callers of its doors, files, and the connections of an edge.
 const OTHERS: u64 = 256;
@@ -57,10 +59,12 @@ fn needed(config: &Config) -> u64 {
     let forwarded = tcp.map(|forward| forward.max_connections.into());
     let proxied =
         config.proxies.iter().map(|proxy| u64::from(proxy.max_connections) + u64::from(proxy.max_udp_tunnels));
-    let served = config.serves.iter().map(|serve| serve.max_connections.into());
+    // Clients that wait for a place take descriptors too. Those of this host keep their places meanwhile.
+    let waiting = |listen: SocketAddr| if listen.ip().to_canonical().is_loopback() { 0 } else { MOST_WAITING as u64 };
+    let served = config.serves.iter().map(|serve| u64::from(serve.max_connections) + waiting(serve.listen));
     // A request of a client takes a connection to an engine.
     let listeners = config.gateway.iter().flat_map(|gateway| &gateway.listeners);
-    let answered = listeners.map(|listener| 2 * u64::from(listener.max_connections));
+    let answered = listeners.map(|listener| 2 * u64::from(listener.max_connections) + MOST_WAITING as u64);
     OTHERS + relayed + forwarded.chain(proxied).chain(served).chain(answered).sum::<u64>()
 }
 
@@ -87,7 +91,12 @@ mod tests {
         assert_eq!(needed(&format!("{RELAY}{users}{third}{more}")), 100 + 30 + 200 + 190 + 180);
         let gateway = "[[gateway.listener]]\naddress = \"127.0.0.1:1\"\ntls = false\nmax_connections = 5\n\
                        [[gateway.model]]\nname = \"large\"\nengines = [\"http://127.0.0.1:8001\"]\n";
-        assert_eq!(needed(gateway), 10);
+        assert_eq!(needed(gateway), 10 + 1_024);
+        let serve = |listen| {
+            let relay = "relay = \"https://relay.example/{target_host}/{target_port}/\"\ntoken_file = \"/t\"";
+            needed(&format!("[[serve]]\nlisten = \"{listen}:1\"\nallow_remote = true\nmax_connections = 7\n{relay}\n"))
+        };
+        assert_eq!((serve("127.0.0.1"), serve("0.0.0.0")), (7, 7 + 1_024));
     }
 
     #[test]

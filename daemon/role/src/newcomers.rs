@@ -37,7 +37,7 @@ use super::{
 const MOST: usize = 256;
 
 /// The maximum number of clients of a listener that wait without a place among its connections; each takes a descriptor.
-const MOST_WAITING: usize = 1_024;
+pub(crate) const MOST_WAITING: usize = 1_024;
 
 /// How long a newcomer is not evicted: enough for the handshakes and the first request over a slow path, including a lost packet.
 const GRACE: Duration = Duration::from_secs(2);
