@@ -1,9 +1,12 @@
-//! Clients of a model listener that have shown who they are, and which of them makes room for another.
+//! Clients of a model listener that are no newcomers any more (`newcomers`), and which of their connections makes room for another client.
 //!
 //! A user may have all connections of a listener while no other client waits for one. Once a client waits, the user with the most
 //! connections loses one: the connection that has been without a request for longest, or else one that has waited for the rest of a body
-//! for a while. A connection whose request is being answered stays. A user with no more than an equal share of the connections loses none,
-//! so a user cannot keep others out, no matter from how many addresses it connects.
+//! for a while. A connection whose request is being answered stays. The end of an earlier answer may still be on its way, so a connection
+//! that makes room begins no more requests and then has a second in which its client can take the rest.
+//!
+//! A user loses none while it has no more than an equal share of the connections, where the client that waits counts as one more user. So
+//! a user cannot keep others out, no matter from how many addresses it connects.
 
 use std::{
     cmp::Reverse,
@@ -18,12 +21,21 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use tokio::{sync::oneshot, time::Instant};
+use tokio::{
+    sync::{Notify, oneshot},
+    time::Instant,
+};
 
 use crate::{holder::Holder, seldom::Seldom};
 
-/// How long a connection without a complete request is not closed: a body may come over a slow path.
+/// How long the body of a request may arrive before its connection can make room: it may come over a slow path.
 const GRACE: Duration = Duration::from_secs(2);
+
+/// How long the end of an answer may still take to its client, once the connection makes room.
+pub(crate) const LINGER: Duration = Duration::from_secs(1);
+
+/// The interval at which the clients that wait for a place, together, look for a connection that can make room.
+pub(crate) const PAUSE: Duration = Duration::from_millis(100);
 
 /// Called with each connection that was closed in favour of a client that waited.
 pub type OnDisplaced = Box<dyn Fn() + Send + Sync>;
@@ -42,7 +54,16 @@ struct KnownNow {
     of: HashMap<Holder, BTreeMap<u64, Connection>>,
     /// How many connections there were so far.
     came: u64,
+    /// How many clients wait for a place.
+    waiting: usize,
+    /// How many connections make room and have not ended yet.
+    leaving: usize,
+    /// Until when no connection is looked for, because none could make room just before.
+    none_until: Option<Instant>,
 }
+
+/// A client that waits for a place among the connections, until dropped.
+pub(crate) struct WaitingClient(Arc<KnownClients>);
 
 /// A connection. Dropping `_stay` makes its client leave.
 struct Connection {
@@ -61,7 +82,9 @@ pub(crate) struct KnownClient {
 #[derive(Debug)]
 pub struct Activity {
     requests: Mutex<ActiveRequests>,
+    /// Whether it makes room. Set while `requests` is locked, so that a request that begins later knows it.
     is_displaced: AtomicBool,
+    displaced: Notify,
 }
 
 #[derive(Debug)]
@@ -103,10 +126,16 @@ impl KnownClients {
         KnownClient { of: self.clone(), holder, number }
     }
 
-    /// Closes the connection that makes room for a client that waits, if there is one.
-    pub fn make_room(&self) {
-        let displaced = self.now.lock().displace(Instant::now());
-        let Some((holder, connections)) = displaced else { return };
+    /// Adds a client that waits for a place.
+    pub(crate) fn wait(self: &Arc<Self>) -> WaitingClient {
+        self.now.lock().waiting += 1;
+        WaitingClient(self.clone())
+    }
+
+    /// Makes a connection leave in favour of a client that waits, if one can make room and fewer leave already than clients wait. Does
+    /// nothing for a while after it found none: each search looks at all connections, and all clients that wait ask for it.
+    fn make_room(&self) {
+        let Some((holder, connections)) = self.now.lock().make_room(Instant::now()) else { return };
         (self.on_displaced)();
         self.told.note(|unsaid| {
             // Without keys, only an address would say more.
@@ -120,13 +149,37 @@ impl KnownClients {
     }
 }
 
+impl WaitingClient {
+    /// Lets a known client make room, if one can.
+    pub(crate) fn make_room(&self) {
+        self.0.make_room();
+    }
+}
+
+impl Drop for WaitingClient {
+    fn drop(&mut self) {
+        self.0.now.lock().waiting -= 1;
+    }
+}
+
 impl KnownNow {
+    /// Displaces a connection if that is due. Returns the same as [`displace`](Self::displace).
+    fn make_room(&mut self, now: Instant) -> Option<(Holder, usize)> {
+        if self.leaving >= self.waiting || self.none_until.is_some_and(|until| now < until) {
+            return None;
+        }
+        let displaced = self.displace(now);
+        self.none_until = displaced.is_none().then(|| now + PAUSE);
+        displaced
+    }
+
     /// Removes the connection that makes room. Returns its holder, and how many connections the holder had.
     fn displace(&mut self, now: Instant) -> Option<(Holder, usize)> {
         // The client that waits may have a user of its own.
         let share = self.of.values().map(BTreeMap::len).sum::<usize>() / (self.of.len() + 1);
         let first_to_leave = |connections: &BTreeMap<u64, Connection>| {
-            let waiting = connections.iter().filter_map(|(number, of)| Some((of.activity.waits(now)?, *number)));
+            let waiting =
+                connections.iter().filter_map(|(number, of)| Some((of.activity.requests.lock().waits(now)?, *number)));
             waiting.min()
         };
         let above = self.of.iter().filter(|(_, connections)| connections.len() > share.max(1));
@@ -135,8 +188,13 @@ impl KnownNow {
         });
         let (count, Reverse((_, number)), holder) = leaving.max_by_key(|(count, first, _)| (*count, *first))?;
         let holder = holder.clone();
-        let connection = self.of.get_mut(&holder)?.remove(&number)?;
-        connection.activity.is_displaced.store(true, Relaxed);
+        let connections = self.of.get_mut(&holder)?;
+        // A request may have come meanwhile.
+        if !connections.get(&number)?.activity.displace(now) {
+            return None;
+        }
+        connections.remove(&number);
+        self.leaving += 1;
         Some((holder, count))
     }
 }
@@ -144,11 +202,14 @@ impl KnownNow {
 impl Drop for KnownClient {
     fn drop(&mut self) {
         let mut now = self.of.now.lock();
-        if let Some(connections) = now.of.get_mut(&self.holder) {
-            connections.remove(&self.number);
-            if connections.is_empty() {
-                now.of.remove(&self.holder);
-            }
+        let connections = now.of.get_mut(&self.holder);
+        let Some(connections) = connections.filter(|connections| connections.contains_key(&self.number)) else {
+            now.leaving -= 1;
+            return;
+        };
+        connections.remove(&self.number);
+        if connections.is_empty() {
+            now.of.remove(&self.holder);
         }
     }
 }
@@ -156,12 +217,12 @@ impl Drop for KnownClient {
 impl Default for Activity {
     fn default() -> Self {
         let requests = ActiveRequests { arriving: 0, answered: 0, since: Instant::now() };
-        Self { requests: Mutex::new(requests), is_displaced: AtomicBool::new(false) }
+        Self { requests: Mutex::new(requests), is_displaced: AtomicBool::new(false), displaced: Notify::new() }
     }
 }
 
 impl Activity {
-    /// Begins a request whose body is not complete.
+    /// Begins a request whose body is not complete. If the connection makes room, the request comes too late.
     pub fn begin(self: &Arc<Self>) -> ActiveRequest {
         let mut requests = self.requests.lock();
         if requests.arriving + requests.answered == 0 {
@@ -171,10 +232,36 @@ impl Activity {
         ActiveRequest { of: self.clone(), is_complete: AtomicBool::new(false) }
     }
 
+    /// Waits until the connection has to make room. Only one caller may wait.
+    pub async fn displaced(&self) {
+        while !self.is_displaced.load(Relaxed) {
+            self.displaced.notified().await;
+        }
+    }
+
+    /// Makes the connection leave. Returns `false`, and changes nothing, if its client waits for an answer, or its request may still
+    /// arrive.
+    pub fn displace(&self, now: Instant) -> bool {
+        let requests = self.requests.lock();
+        let leaves = requests.waits(now).is_some();
+        if leaves {
+            self.is_displaced.store(true, Relaxed);
+            self.displaced.notify_one();
+        }
+        leaves
+    }
+
+    /// Whether the connection has to make room.
+    pub(crate) fn is_displaced(&self) -> bool {
+        self.is_displaced.load(Relaxed)
+    }
+}
+
+impl ActiveRequests {
     /// Returns whether a request arrives, and since when the connection has waited for its client; `None` if the client waits for an
     /// answer, or its request may still arrive.
     fn waits(&self, now: Instant) -> Option<(bool, Instant)> {
-        let ActiveRequests { arriving, answered, since } = *self.requests.lock();
+        let Self { arriving, answered, since } = *self;
         let is_waiting = answered == 0 && (arriving == 0 || now.saturating_duration_since(since) >= GRACE);
         is_waiting.then_some((arriving > 0, since))
     }
@@ -190,10 +277,10 @@ impl ActiveRequest {
         }
     }
 
-    /// Whether its connection was closed in favour of another client.
+    /// Whether its connection leaves in favour of another client.
     #[must_use]
     pub fn is_displaced(&self) -> bool {
-        self.of.is_displaced.load(Relaxed)
+        self.of.is_displaced()
     }
 }
 
@@ -239,11 +326,14 @@ mod tests {
         }
     }
 
-    fn known_clients() -> (Arc<KnownClients>, Arc<AtomicUsize>) {
+    /// The known clients of a listener at which so many others wait, and how many connections have made room.
+    fn known_clients(waiting: usize) -> (Arc<KnownClients>, Arc<AtomicUsize>) {
         let displaced = Arc::<AtomicUsize>::default();
         let counted = displaced.clone();
         let on_displaced = Box::new(move || _ = counted.fetch_add(1, Relaxed));
-        (KnownClients::new(([127, 0, 0, 1], 80).into(), on_displaced), displaced)
+        let known = KnownClients::new(([127, 0, 0, 1], 80).into(), on_displaced);
+        known.now.lock().waiting = waiting;
+        (known, displaced)
     }
 
     fn in_of<const N: usize>(clients: &mut [Client; N]) -> [bool; N] {
@@ -252,7 +342,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_user_with_the_most_connections_loses_idle_ones_then_slow_bodies_and_none_that_is_answered() {
-        let (known, displaced) = known_clients();
+        let (known, displaced) = known_clients(64);
         let mut greedy = [(); 5].map(|()| Client::of(&known, "greedy"));
         let mut modest = [(); 1].map(|()| Client::of(&known, "modest"));
         let requests = greedy.each_mut().map(|client| client.activity.begin());
@@ -283,8 +373,8 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn no_user_loses_connections_of_an_equal_share_whatever_others_keep_open() {
-        let (known, displaced) = known_clients();
+    async fn a_user_loses_none_of_an_equal_share_where_the_client_that_waits_counts_as_one_more_user() {
+        let (known, displaced) = known_clients(64);
         let mut modest = [(); 2].map(|()| Client::of(&known, "modest"));
         advance(GRACE).await;
         let greedy = [(); 40].map(|()| Client::of(&known, "greedy"));
@@ -293,13 +383,62 @@ mod tests {
         known.make_room();
         assert_eq!((in_of(&mut modest), displaced.load(Relaxed)), ([true; 2], 0), "the others are all being answered");
         drop(busy);
+        advance(PAUSE).await;
         (0..38).for_each(|_| known.make_room());
         assert_eq!((in_of(&mut modest), displaced.load(Relaxed)), ([true; 2], 38), "both now have as many");
+        // Of four connections, an equal share is one, because the client that waits may have a user of its own.
+        known.make_room();
+        assert_eq!((in_of(&mut modest), displaced.load(Relaxed)), ([false, true], 39), "idle for longer");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_more_connections_leave_than_clients_wait() {
+        let (known, displaced) = known_clients(0);
+        let mut clients = [(); 4].map(|()| Client::of(&known, "greedy"));
+        known.make_room();
+        let waiting = [(); 2].map(|()| known.wait());
+        for _ in 0..3 {
+            waiting.iter().for_each(WaitingClient::make_room);
+        }
+        assert_eq!((in_of(&mut clients), displaced.load(Relaxed)), ([false, false, true, true], 2));
+        let [first, _second] = waiting;
+        drop(first);
+        clients[0].known = None;
+        known.make_room();
+        assert_eq!(displaced.load(Relaxed), 2, "one waits, and one leaves");
+        clients[1].known = None;
+        known.make_room();
+        assert_eq!((in_of(&mut clients), displaced.load(Relaxed)), ([false, false, false, true], 3));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn clients_that_wait_together_look_for_a_connection_once_in_a_while_if_there_is_none() {
+        let (known, displaced) = known_clients(64);
+        let clients = [(); 2].map(|()| Client::of(&known, "greedy"));
+        let requests = clients.each_ref().map(|client| client.activity.begin());
+        known.make_room();
+        drop(requests);
+        known.make_room();
+        assert_eq!(displaced.load(Relaxed), 0, "it has just looked");
+        advance(PAUSE).await;
+        known.make_room();
+        assert_eq!(displaced.load(Relaxed), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_makes_room_unless_a_request_comes_before_and_one_that_comes_later_knows_it() {
+        let activity = Arc::<Activity>::default();
+        let request = activity.begin();
+        request.is_complete();
+        assert!(!activity.displace(Instant::now()) && !request.is_displaced());
+        drop(request);
+        assert!(activity.displace(Instant::now()) && activity.begin().is_displaced());
+        activity.displaced().await;
     }
 
     #[tokio::test(start_paused = true)]
     async fn one_request_that_is_answered_keeps_the_connection_of_many_that_arrive() {
-        let (known, displaced) = known_clients();
+        let (known, displaced) = known_clients(64);
         let mut clients = [(); 2].map(|()| Client::of(&known, "greedy"));
         let other = clients[1].activity.begin();
         other.is_complete();
@@ -318,7 +457,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_client_that_leaves_leaves_nothing_behind() {
-        let (known, _) = known_clients();
+        let (known, _) = known_clients(64);
         let mut clients = [(); 3].map(|()| Client::of(&known, "ann"));
         known.make_room();
         clients.iter_mut().for_each(|client| client.known = None);

@@ -24,12 +24,12 @@ use tokio::{
         OwnedSemaphorePermit, Semaphore,
         oneshot::{self, error::TryRecvError},
     },
-    time::{Instant, timeout, timeout_at},
+    time::{Instant, sleep, timeout, timeout_at},
 };
 
 use super::{
     holder::Holder,
-    known_clients::{Activity, KnownClient, KnownClients},
+    known_clients::{Activity, KnownClient, KnownClients, LINGER, PAUSE},
     unidentified_callers::{self, UnidentifiedCallers},
 };
 
@@ -41,9 +41,6 @@ pub(crate) const MOST_WAITING: usize = 1_024;
 
 /// How long a newcomer is not evicted: enough for the handshakes and the first request over a slow path, including a lost packet.
 const GRACE: Duration = Duration::from_secs(2);
-
-/// The interval at which a client that waits for a place looks for a known client that can make room.
-const PAUSE: Duration = Duration::from_millis(100);
 
 /// The newcomers at one listener.
 pub struct Newcomers {
@@ -57,7 +54,7 @@ type LetIn = (u64, oneshot::Receiver<Infallible>);
 
 /// The newcomers, and the clients that want to be some.
 struct NewcomersNow {
-    /// Since when each is one. Dropping a client's sender makes the client leave.
+    /// When each newcomer was let in. Dropping a client's sender makes the client leave.
     inside: UnidentifiedCallers<(Instant, oneshot::Sender<Infallible>)>,
     /// The clients that wait, by their addresses, in the order in which they came.
     lines: BTreeMap<IpAddr, VecDeque<Waiting>>,
@@ -86,7 +83,8 @@ pub struct Newcomer {
 /// The wait of a newcomer for its eviction.
 pub struct Eviction {
     of: Arc<Newcomers>,
-    /// When it may be evicted at the earliest.
+    activity: Arc<Activity>,
+    /// When it may be evicted at the earliest, until it is known.
     from: Instant,
     leave: oneshot::Receiver<Infallible>,
 }
@@ -149,13 +147,16 @@ impl Newcomers {
     /// Waits for one of the listener's `places` for connections. Meanwhile, known clients make room for the one that waits. `None` only if
     /// the semaphore is closed.
     pub async fn place(&self, places: Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
-        let (mut coming, mut pause) = (pin!(places.acquire_owned()), Duration::ZERO);
+        let mut coming = pin!(places.acquire_owned());
+        if let Ok(place) = timeout(Duration::ZERO, coming.as_mut()).await {
+            return place.ok();
+        }
+        let waiting = self.known.wait();
         loop {
-            if let Ok(place) = timeout(pause, coming.as_mut()).await {
+            waiting.make_room();
+            if let Ok(place) = timeout(PAUSE, coming.as_mut()).await {
                 return place.ok();
             }
-            self.known.make_room();
-            pause = PAUSE;
         }
     }
 
@@ -190,9 +191,10 @@ impl Newcomers {
                 entered.await.ok()?
             }
         };
-        let (activity, known) = (Arc::default(), OnceLock::new());
+        let (activity, known) = (Arc::<Activity>::default(), OnceLock::new());
+        let mut eviction =
+            Eviction { of: self.clone(), activity: activity.clone(), from: Instant::now() + GRACE, leave };
         let newcomer = Arc::new(Newcomer { of: self.clone(), number, activity, known });
-        let mut eviction = Eviction { of: self.clone(), from: Instant::now() + GRACE, leave };
         if let Some(places) = places {
             tokio::select! {
                 again = self.place(places) => place = again,
@@ -249,7 +251,8 @@ impl Drop for Newcomer {
 }
 
 impl Eviction {
-    /// Completes when the newcomer has to leave.
+    /// Completes when the newcomer has to leave. A known client has some time for the end of an answer, once [`Activity::displaced`] has
+    /// completed.
     pub async fn comes(&mut self) {
         if timeout_at(self.from, &mut self.leave).await.is_err() {
             // A client that waits may take its place from now on.
@@ -257,6 +260,9 @@ impl Eviction {
                 now.settle();
             }
             _ = (&mut self.leave).await;
+        }
+        if self.activity.is_displaced() {
+            sleep(LINGER).await;
         }
     }
 }

@@ -16,6 +16,8 @@ use std::{
 };
 
 use bytes::Bytes;
+use futures::FutureExt as _;
+use h2::Reason;
 use http_body_util::BodyExt as _;
 use hyper::{
     Request, Response,
@@ -99,7 +101,7 @@ pub(crate) struct ConnectionTerms {
     pub(crate) patience: Patience,
     /// True once the connection may begin no more requests; `None` if the caller ends the connection by dropping it.
     pub(crate) ending: Option<watch::Receiver<bool>>,
-    /// Shows what happens on the connection.
+    /// Shows what happens on the connection, and says when it has to make room: it then begins no more requests.
     pub(crate) activity: Arc<Activity>,
 }
 
@@ -121,9 +123,17 @@ pub(crate) async fn serve<A, F, B, E>(
     let answer = service_fn(|request| {
         // Over HTTP/1.1, an answer that is not taken ends the connection.
         let is_untaken = if version == HttpVersion::Two { Arc::default() } else { of_connection.clone() };
-        let answer = answer(request, requests.begin(is_untaken.clone(), activity.begin()));
+        let open = requests.begin(is_untaken.clone(), activity.begin());
+        let answer = (!open.active.is_displaced()).then(|| answer(request, open));
         offered(answer, version, is_untaken)
     });
+    let leaves = async {
+        tokio::select! {
+            () = ends(&mut ending) => {}
+            () = activity.displaced() => {}
+        }
+    };
+    let mut leaves = pin!(leaves.fuse());
     let served = match version {
         HttpVersion::One => {
             let serving = http1::Builder::new()
@@ -136,7 +146,7 @@ pub(crate) async fn serve<A, F, B, E>(
             let mut serving = pin!(serving);
             tokio::select! {
                 served = serving.as_mut() => served,
-                () = ends(&mut ending) => {
+                () = leaves => {
                     serving.as_mut().graceful_shutdown();
                     serving.await
                 }
@@ -154,16 +164,13 @@ pub(crate) async fn serve<A, F, B, E>(
                 .keep_alive_timeout(Duration::from_secs(20))
                 .serve_connection(TokioIo::new(stream), answer);
             let mut serving = pin!(serving);
-            let (mut known, mut is_ending, mut is_idle) = (None, false, false);
+            let (mut known, mut is_idle) = (None, false);
             loop {
                 // After the last request, answers may still wait for a client that takes them slowly.
                 let pause = if is_idle { idle.max(patience.time) } else { idle };
                 tokio::select! {
                     served = serving.as_mut() => break served,
-                    () = ends(&mut ending), if !is_ending => {
-                        is_ending = true;
-                        serving.as_mut().graceful_shutdown();
-                    }
+                    () = leaves.as_mut() => serving.as_mut().graceful_shutdown(),
                     () = sleep(pause) => {
                         let now = (requests.open.load(Relaxed), requests.begun.load(Relaxed));
                         if now.0 == 0 && known == Some(now) {
@@ -188,21 +195,24 @@ pub(crate) async fn serve<A, F, B, E>(
     }
 }
 
-/// Makes the answer to a request, with a body that gives up on a client that takes nothing of it. hyper keeps room for this future as long
-/// as a connection by HTTP/1.1 or an answer by HTTP/2 lives, so it has none for `answer`, which is large.
+/// Makes the answer to a request, with a body that gives up on a client that takes nothing of it. `None` refuses the request; over HTTP/2,
+/// its client then knows that it can send it again (RFC 9113 §8.7). hyper keeps room for this future as long as a connection by HTTP/1.1 or
+/// an answer by HTTP/2 lives, so it has none for `answer`, which is large.
 fn offered<B, E>(
-    answer: impl Future<Output = Result<Response<B>, E>> + Send,
+    answer: Option<impl Future<Output = Result<Response<B>, E>> + Send>,
     version: HttpVersion,
     is_untaken: Arc<AtomicBool>,
-) -> impl Future<Output = Result<Response<TakenBody<B>>, E>> + Send
+) -> impl Future<Output = Result<Response<TakenBody<B>>, Box<dyn Error + Send + Sync>>> + Send
 where
     B: Body<Data = Bytes> + Unpin + Send,
+    E: Into<Box<dyn Error + Send + Sync>>,
 {
-    let answer = Box::pin(answer);
+    let answer = answer.map(Box::pin);
     async move {
+        let Some(answer) = answer else { return Err(h2::Error::from(Reason::REFUSED_STREAM).into()) };
         patience::noting_untaken(is_untaken);
         let taken = if version == HttpVersion::Two { TakenBody::in_parts } else { TakenBody::whole };
-        answer.await.map(|answer| answer.map(taken))
+        answer.await.map(|answer| answer.map(taken)).map_err(Into::into)
     }
 }
 
@@ -246,7 +256,7 @@ pub(crate) struct OpenRequest {
 }
 
 impl OpenRequest {
-    /// Returns the request as others see it who decide which connection makes room. It is not active any more once all clones are dropped.
+    /// Returns the request, as the choice of the connection that makes room takes it into account. It counts until all clones are dropped.
     pub(crate) fn active(&self) -> Arc<ActiveRequest> {
         self.active.clone()
     }
@@ -298,184 +308,4 @@ impl<B: Body + Unpin, K: Unpin> Body for KeptBody<B, K> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::convert::Infallible;
-
-    use http_body_util::Full;
-    use hyper::client;
-    use hyper_util::rt::TokioExecutor;
-    use parking_lot::Mutex;
-    use tokio::{
-        io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
-        task::JoinHandle,
-    };
-
-    use super::*;
-
-    const IDLE: Duration = Duration::from_secs(300);
-    const STALL: Duration = Duration::from_secs(30);
-    const HOUR: Duration = Duration::from_secs(3_600);
-
-    /// A server. Each answer has this number of bytes.
-    struct Server {
-        serving: JoinHandle<()>,
-        untaken: Arc<AtomicUsize>,
-        /// Of each request, whether its client took nothing of the answer for too long.
-        blamed: Arc<Mutex<Vec<Arc<AtomicBool>>>>,
-    }
-
-    impl Server {
-        fn new(version: HttpVersion, answer_bytes: usize) -> (Self, DuplexStream) {
-            Self::with_idle(IDLE, version, answer_bytes)
-        }
-
-        fn with_idle(idle: Duration, version: HttpVersion, answer_bytes: usize) -> (Self, DuplexStream) {
-            let (ours, theirs) = tokio::io::duplex(1 << 10);
-            let untaken = Arc::<AtomicUsize>::default();
-            let counted = untaken.clone();
-            let on_end = Arc::new(move || _ = counted.fetch_add(1, Relaxed));
-            let patience = Patience { time: STALL, on_end };
-            let blamed = Arc::<Mutex<Vec<_>>>::default();
-            let of_each = blamed.clone();
-            let answer = move |_, open: OpenRequest| {
-                of_each.lock().push(open.is_untaken());
-                async move {
-                    let body = Full::from(vec![b'x'; answer_bytes]);
-                    Ok::<_, Infallible>(Response::new(KeptBody { body, _kept: open }))
-                }
-            };
-            let terms = ConnectionTerms { version, idle, patience, ending: None, activity: Arc::default() };
-            (Self { serving: tokio::spawn(serve(theirs, terms, answer)), untaken, blamed }, ours)
-        }
-
-        fn blamed(&self) -> Vec<bool> {
-            self.blamed.lock().iter().map(|is_untaken| is_untaken.load(Relaxed)).collect()
-        }
-
-        fn untaken(&self) -> usize {
-            self.untaken.load(Relaxed)
-        }
-    }
-
-    #[test]
-    fn a_connection_has_no_room_for_the_future_of_a_request() {
-        let large = async {
-            let room = [0; 1 << 16];
-            tokio::task::yield_now().await;
-            Ok::<_, Infallible>(Response::new(Full::from(room.to_vec())))
-        };
-        let offered = offered(large, HttpVersion::Two, Arc::default());
-        assert!(size_of_val(&offered) <= 256, "{} bytes", size_of_val(&offered));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn an_answer_by_http_1_ends_with_its_connection_once_its_client_takes_nothing_and_not_if_it_is_slow() {
-        for pause_s in [20, 40] {
-            let (mut server, mut ours) = Server::new(HttpVersion::One, 20 << 10);
-            ours.write_all(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
-            let (mut read_bytes, mut buffer) = (0, [0; 1 << 10]);
-            loop {
-                sleep(Duration::from_secs(pause_s)).await;
-                match ours.read(&mut buffer).await.unwrap() {
-                    0 => break,
-                    bytes => read_bytes += bytes,
-                }
-            }
-            timeout(HOUR, &mut server.serving).await.unwrap().unwrap();
-            let is_slow = pause_s < STALL.as_secs();
-            assert_eq!((server.untaken(), read_bytes > 20 << 10), (usize::from(!is_slow), is_slow));
-            assert_eq!(server.blamed(), [!is_slow]);
-        }
-    }
-
-    /// The window of each stream.
-    const WINDOW_BYTES: u32 = (1 << 16) - 1;
-
-    /// A client of HTTP/2 and its request. The connection runs in a task.
-    async fn by_http_2(ours: DuplexStream) -> client::conn::http2::SendRequest<Full<Bytes>> {
-        let mut builder = client::conn::http2::Builder::new(TokioExecutor::new());
-        builder.initial_stream_window_size(WINDOW_BYTES);
-        let (requests, connection) = builder.handshake(TokioIo::new(ours)).await.unwrap();
-        tokio::spawn(connection);
-        requests
-    }
-
-    async fn ask(requests: &mut client::conn::http2::SendRequest<Full<Bytes>>) -> Incoming {
-        requests.send_request(Request::new(Full::default())).await.unwrap().into_body()
-    }
-
-    /// Takes 16 KiB of an answer every ten seconds. Returns the number of bytes, and whether the answer was complete.
-    async fn take_slowly(mut answer: Incoming) -> (usize, bool) {
-        let (mut bytes, mut pause_at) = (0, 0);
-        loop {
-            match answer.frame().await {
-                None => return (bytes, true),
-                Some(Err(_)) => return (bytes, false),
-                Some(Ok(frame)) => bytes += frame.data_ref().map_or(0, Bytes::len),
-            }
-            if bytes >= pause_at {
-                sleep(Duration::from_secs(10)).await;
-                pause_at = bytes + (16 << 10);
-            }
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn an_answer_by_http_2_is_reset_once_its_client_takes_nothing_and_others_on_its_connection_go_on() {
-        const SIZE: usize = 1 << 20;
-        let (server, ours) = Server::new(HttpVersion::Two, SIZE);
-        let mut requests = by_http_2(ours).await;
-        let (untaken, slow) = (ask(&mut requests).await, ask(&mut requests).await);
-        let slow = tokio::spawn(take_slowly(slow));
-        sleep(STALL * 2).await;
-        assert_eq!(server.untaken(), 1);
-        let (bytes, is_whole) = take_slowly(untaken).await;
-        assert!(!is_whole && bytes < SIZE, "{bytes} bytes");
-        assert_eq!(slow.await.unwrap(), (SIZE, true));
-        assert_eq!((server.untaken(), server.blamed()), (1, vec![true, false]), "the other answer was taken");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn the_last_bytes_of_an_answer_by_http_2_hold_an_idle_connection_for_a_while_only() {
-        // The last part exceeds the window by a byte.
-        let (mut server, ours) = Server::new(HttpVersion::Two, WINDOW_BYTES as usize + 1);
-        let mut requests = by_http_2(ours).await;
-        let _untaken = ask(&mut requests).await;
-        timeout(HOUR, &mut server.serving).await.expect("the connection ends").unwrap();
-        assert_eq!(server.untaken(), 1);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn the_last_bytes_of_an_http_2_answer_wait_for_a_slow_client_as_long_as_the_rest() {
-        const SIZE: usize = WINDOW_BYTES as usize + 1;
-        let (mut server, ours) = Server::with_idle(Duration::from_secs(1), HttpVersion::Two, SIZE);
-        let mut requests = by_http_2(ours).await;
-        let answer = ask(&mut requests).await;
-        sleep(STALL - Duration::from_secs(5)).await;
-        assert_eq!(take_slowly(answer).await, (SIZE, true));
-        timeout(HOUR, &mut server.serving).await.expect("the connection ends").unwrap();
-        assert_eq!(server.untaken(), 0);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn an_untaken_http_2_answer_counts_once_and_a_connection_without_answers_counts_none() {
-        // An empty SETTINGS frame (RFC 9113 §6.5), and a HEADERS frame with "GET http://x/" (RFC 9113 §6.2, RFC 7541 appendix A).
-        let settings = &[0, 0, 0, 4, 0, 0, 0, 0, 0][..];
-        let get = &[0, 0, 6, 1, 5, 0, 0, 0, 1, 0x82, 0x86, 0x84, 0x41, 1, b'x'][..];
-        // An answer that only its connection holds up, and one that its own window holds up as well.
-        for (asked, answer_bytes, untaken) in [(&[][..], 1, 0), (get, 4 << 10, 1), (get, 1 << 20, 1)] {
-            let (mut server, mut ours) = Server::new(HttpVersion::Two, answer_bytes);
-            ours.write_all(&[PREFACE, settings, asked].concat()).await.unwrap();
-            timeout(HOUR, &mut server.serving).await.expect("the connection ends").unwrap();
-            assert_eq!(server.untaken(), untaken, "{answer_bytes} bytes");
-        }
-        // The gateway was the first to note, and has counted the answer.
-        let (mut server, mut ours) = Server::new(HttpVersion::Two, 1 << 20);
-        ours.write_all(&[PREFACE, settings, get].concat()).await.unwrap();
-        sleep(STALL / 2).await;
-        server.blamed.lock().iter().for_each(|is_untaken| is_untaken.store(true, Relaxed));
-        assert_eq!(server.blamed(), [true]);
-        timeout(HOUR, &mut server.serving).await.expect("the connection ends").unwrap();
-        assert_eq!(server.untaken(), 0);
-    }
-}
+mod tests;

@@ -19,7 +19,7 @@ pub(crate) struct Departure {
     is_cut: Arc<AtomicBool>,
     /// Whether the client took nothing of the answer for too long.
     is_untaken: Arc<AtomicBool>,
-    /// What others see of it who decide which connection makes room.
+    /// The request, as the choice of the connection that makes room takes it into account.
     active: Option<Arc<ActiveRequest>>,
 }
 

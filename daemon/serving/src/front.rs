@@ -263,6 +263,7 @@ mod tests {
         gateway::{GatewaySettings, Key},
         policy::Policy,
     };
+    use http_body_util::BodyExt as _;
     use hyper_util::rt::{TokioExecutor, TokioIo};
     use quic::class::{ClassMarks, ClassMetrics, PolicyRole};
     use role::access::served::DISPLACED;
@@ -447,23 +448,30 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_idle_connection_by_http_2_makes_room_like_one_by_http_1() {
+    async fn a_connection_by_http_2_makes_room_once_its_client_has_had_time_to_take_the_end_of_its_answer() {
         let (address, metrics, _served) = open();
         let mut greedy = Vec::new();
         for _ in 0..4 {
             let client = TokioIo::new(TcpStream::connect(address).await.unwrap());
-            let builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
+            let mut builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
+            builder.initial_stream_window_size(16);
             let (mut requests, connection) = builder.handshake(client).await.unwrap();
-            let connection = tokio::spawn(connection);
+            tokio::spawn(connection);
             let asked = hyper::Request::get("http://x/v1/models").header("authorization", "Bearer sk-1");
             let answer = requests.send_request(asked.body(String::new()).unwrap()).await.unwrap();
-            assert_eq!(answer.status(), 200);
-            greedy.push((requests, connection));
+            greedy.push((requests, answer));
         }
-        let (_modest, found) = connect(address, "GET /v1/models", "sk-3", "").await;
+        let modest = || tokio::spawn(async move { connect(address, "GET /v1/models", "sk-3", "").await });
+        let first_modest = modest();
+        while metrics.displaced_so_far() == 0 {
+            tokio::task::yield_now().await;
+        }
+        let (_requests, answer) = greedy.remove(0);
+        assert!(answer.into_body().collect().await.unwrap().to_bytes().ends_with(b"}"));
+        let (_first_modest, found) = first_modest.await.unwrap();
         assert_eq!((&found[..], metrics.displaced_so_far()), ("HTTP/1.1 200", 1));
-        let (_requests, first) = greedy.remove(0);
-        _ = first.await.unwrap();
-        assert!(greedy.iter().all(|(_, connection)| !connection.is_finished()));
+        // The next one to leave takes nothing.
+        let (_second_modest, found) = modest().await.unwrap();
+        assert_eq!((&found[..], metrics.displaced_so_far()), ("HTTP/1.1 200", 2));
     }
 }
