@@ -54,7 +54,7 @@ impl AcceptCounters {
         self.displaced_scrapes.inc();
     }
 
-    /// Returns how many there were.
+    /// Returns how many connections to the address for metrics were closed in favour of newer ones.
     #[must_use]
     pub fn displaced_scrapes(&self) -> u64 {
         self.displaced_scrapes.get()

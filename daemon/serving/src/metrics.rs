@@ -231,7 +231,7 @@ impl GatewayMetrics {
         let help =
             "Answers that were discarded, because their clients took none of their bytes within stall_timeout_seconds";
         registry.register("gateway_untaken_answers", help, self.untaken.clone());
-        let help = "Connections to the gateway's own listeners that the user with the most lost, because all were taken and another client waited";
+        let help = "Connections to the gateway's own listeners that were closed because all were taken and another client waited";
         registry.register("gateway_displaced_connections", help, self.displaced.clone());
         let help = "Times that a client had to wait, because the gateway's own listener had max_connections";
         registry.register("gateway_connections_full", help, self.full.clone());
