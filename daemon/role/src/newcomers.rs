@@ -7,6 +7,9 @@
 //! address with the fewest newcomers, so that a long line holds up no other. If there are several such lines, the client that has waited
 //! longest comes, so that many addresses hold up a further one only for a while.
 //!
+//! A client that comes from a line may have to wait for a place. It is not read meanwhile, so its time begins with its place. Until then,
+//! it is evicted only in favour of a client that has kept its place, which may be the place that it waits for.
+//!
 //! A client that has shown it is known from then on, and makes room by other rules (`known_clients`).
 
 use std::{
@@ -54,12 +57,20 @@ type LetIn = (u64, oneshot::Receiver<Infallible>);
 
 /// The newcomers, and the clients that want to be some.
 struct NewcomersNow {
-    /// When each newcomer was let in. Dropping a client's sender makes the client leave.
-    inside: UnidentifiedCallers<(Instant, oneshot::Sender<Infallible>)>,
+    inside: UnidentifiedCallers<Inside>,
     /// The clients that wait, by their addresses, in the order in which they came.
     lines: BTreeMap<IpAddr, VecDeque<Waiting>>,
     /// How many clients have waited so far.
     came: u64,
+}
+
+/// A newcomer that was let in. Dropping `stay` makes it leave.
+struct Inside {
+    /// When it was let in, or got its place.
+    since: Instant,
+    /// Whether it has a place among the listener's connections.
+    has_place: bool,
+    stay: oneshot::Sender<Infallible>,
 }
 
 /// A client that waits.
@@ -93,21 +104,28 @@ impl NewcomersNow {
     /// Lets clients in that wait, as far as there is room or newcomers may be evicted.
     fn settle(&mut self) {
         let Self { inside, lines, .. } = self;
-        let (mut is_tried, mut is_full): (Vec<IpAddr>, _) = (Vec::new(), false);
+        // Whether there is no room for clients that have not kept their places, and for those that have.
+        let (mut is_tried, mut is_full): (Vec<IpAddr>, _) = (Vec::new(), [false; 2]);
         loop {
-            let may_enter = |place: &IpAddr| !is_tried.contains(place) && (!is_full || inside.is_full_at(*place));
+            let is_full_for = |line: &VecDeque<Waiting>| is_full.get(usize::from(keep_places(line))) == Some(&true);
+            let may_enter = |place: &IpAddr, line: &VecDeque<Waiting>| {
+                !is_tried.contains(place) && (!is_full_for(line) || inside.is_full_at(*place))
+            };
             let next = lines
                 .iter()
-                .filter(|(place, _)| may_enter(place))
+                .filter(|(place, line)| may_enter(place, line))
                 .min_by_key(|(place, line)| (inside.count_at(**place), line.front().map(|first| first.came)));
-            let Some((&place, _)) = next else { return };
+            let Some((&place, line)) = next else { return };
             let (stay, leave) = oneshot::channel();
-            let now = Instant::now();
+            let (now, keeps_place) = (Instant::now(), keep_places(line));
+            let may_leave = |of: &Inside| (of.has_place || keeps_place).then(|| now - of.since >= GRACE);
             // An evicted client learns of it when its sender is dropped.
-            let Some((number, _evicted)) = inside.enter_if(place, (now, stay), |(since, _)| now - *since >= GRACE)
-            else {
-                // Others then have no room either, except by the eviction of a client of their own place.
-                is_full |= !inside.is_full_at(place);
+            let entering = Inside { since: now, has_place: true, stay };
+            let Some((number, _evicted)) = inside.enter_if(place, entering, may_leave) else {
+                // Others like it then have no room either, except by the eviction of a client of their own place.
+                if let Some(is_full) = is_full.get_mut(usize::from(keeps_place)) {
+                    *is_full |= !inside.is_full_at(place);
+                }
                 is_tried.push(place);
                 continue;
             };
@@ -122,16 +140,19 @@ impl NewcomersNow {
 
     /// Sends the newest client of the longest line away while more than [`MOST_WAITING`] wait without a place.
     fn shorten(&mut self) {
-        // All clients of one address are alike.
-        let has_places = |line: &VecDeque<Waiting>| line.front().is_some_and(|first| first.keeps_place);
-        while self.lines.values().filter(|line| !has_places(line)).map(VecDeque::len).sum::<usize>() > MOST_WAITING {
+        while self.lines.values().filter(|line| !keep_places(line)).map(VecDeque::len).sum::<usize>() > MOST_WAITING {
             let newest = |line: &VecDeque<Waiting>| line.back().map(|last| last.came);
-            let without_places = self.lines.values_mut().filter(|line| !has_places(line));
+            let without_places = self.lines.values_mut().filter(|line| !keep_places(line));
             let Some(line) = without_places.max_by_key(|line| (line.len(), newest(line))) else { return };
             line.pop_back();
             self.lines.retain(|_, line| !line.is_empty());
         }
     }
+}
+
+/// Whether the clients of a line keep their places while they wait. All clients of one address are alike.
+fn keep_places(line: &VecDeque<Waiting>) -> bool {
+    line.front().is_some_and(|first| first.keeps_place)
 }
 
 impl Newcomers {
@@ -196,10 +217,13 @@ impl Newcomers {
             Eviction { of: self.clone(), activity: activity.clone(), from: Instant::now() + GRACE, leave };
         let newcomer = Arc::new(Newcomer { of: self.clone(), number, activity, known });
         if let Some(places) = places {
+            self.renew(number, false);
             tokio::select! {
                 again = self.place(places) => place = again,
                 () = eviction.comes() => return None,
             }
+            self.renew(number, true);
+            eviction.from = Instant::now() + GRACE;
         }
         Some((newcomer, eviction, place))
     }
@@ -209,11 +233,18 @@ impl Newcomers {
         *self.now.lock() = None;
     }
 
+    /// Begins the time of a client anew, if it is still in the set, and notes whether it has a place.
+    fn renew(&self, number: u64, has_place: bool) {
+        if let Some(inside) = self.now.lock().as_mut().and_then(|now| now.inside.renew(number)) {
+            (inside.since, inside.has_place) = (Instant::now(), has_place);
+        }
+    }
+
     /// Takes a client out of the set. Returns its sender if it was in it.
     fn leave(&self, number: u64) -> Option<oneshot::Sender<Infallible>> {
         let mut now = self.now.lock();
         let now = now.as_mut()?;
-        let (_, stay) = now.inside.leave(number)?;
+        let Inside { stay, .. } = now.inside.leave(number)?;
         now.settle();
         Some(stay)
     }
@@ -353,6 +384,27 @@ mod tests {
         sleep(SOON).await;
         assert!(place().is_none(), "a client on this host keeps its place");
         assert_eq!((local.await.unwrap(), first.await.unwrap().0), ((true, GRACE + SOON), false));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_newcomer_without_a_place_is_evicted_only_for_a_client_that_keeps_one_and_its_time_begins_with_its_place()
+    {
+        for is_kept in [false, true] {
+            let (newcomers, places) = (newcomers(2, 2), Arc::new(Semaphore::new(1)));
+            let place = || places.clone().try_acquire_owned().ok();
+            let first = client(&newcomers, address(1), SOON);
+            let second = with_place(&newcomers, (address(2), place()), GRACE - SOON);
+            sleep(SOON / 2).await;
+            let mut other = place();
+            assert!(other.is_some());
+            let from = if is_kept { Ipv4Addr::LOCALHOST.into() } else { address(3) };
+            let third = with_place(&newcomers, (from, if is_kept { other.take() } else { None }), SOON);
+            assert!(first.await.unwrap().0);
+            sleep(GRACE * 5).await;
+            assert_eq!([second.is_finished(), third.is_finished()], [is_kept; 2]);
+            drop(other);
+            assert_eq!((second.await.unwrap().0, third.await.unwrap().0), (!is_kept, true));
+        }
     }
 
     #[tokio::test(start_paused = true)]

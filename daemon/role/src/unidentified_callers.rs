@@ -26,26 +26,36 @@ impl<T> UnidentifiedCallers<T> {
     /// and no place keeps another out.
     pub fn enter(&mut self, address: IpAddr, caller: T) -> (u64, Option<T>) {
         let place = place(address);
-        let evicted = self.crowded(place).and_then(|at| self.remove(at));
+        let evicted = self.crowded(place, |_| true).flatten().and_then(|at| self.remove(at));
         (self.push(place, caller), evicted)
     }
 
-    /// Adds a caller and returns its number, like [`enter`](Self::enter), if there is room, or if the caller that would be evicted
-    /// `may_leave`. Otherwise changes nothing.
+    /// Adds a caller and returns its number, like [`enter`](Self::enter), if there is room, or if the caller that would be evicted may
+    /// leave. Otherwise changes nothing. `may_leave` is `None` for callers that are passed over.
     pub fn enter_if(
         &mut self,
         address: IpAddr,
         caller: T,
-        may_leave: impl FnOnce(&T) -> bool,
+        may_leave: impl Fn(&T) -> Option<bool>,
     ) -> Option<(u64, Option<T>)> {
         let place = place(address);
-        let crowded = self.crowded(place);
-        let stays = crowded.and_then(|at| self.inside.get(at)).is_some_and(|(_, _, other)| !may_leave(other));
-        if stays {
-            return None;
-        }
-        let evicted = crowded.and_then(|at| self.remove(at));
+        let evicted = match self.crowded(place, |other| may_leave(other).is_some()) {
+            None => None,
+            Some(at) => {
+                let at =
+                    at.filter(|at| self.inside.get(*at).is_some_and(|(_, _, other)| may_leave(other) == Some(true)))?;
+                self.remove(at)
+            }
+        };
         Some((self.push(place, caller), evicted))
+    }
+
+    /// Makes a caller the newest one, and returns it, unless it is gone.
+    pub fn renew(&mut self, number: u64) -> Option<&mut T> {
+        let at = self.inside.iter().position(|(other, ..)| *other == number)?;
+        let renewed = self.inside.remove(at);
+        self.inside.push(renewed);
+        self.inside.last_mut().map(|(_, _, caller)| caller)
     }
 
     /// Returns how many callers of the same place there are.
@@ -60,17 +70,16 @@ impl<T> UnidentifiedCallers<T> {
         self.count_at(address) >= self.most_from_one
     }
 
-    /// Returns the index of the caller that makes room for another one of a place; `None` if there is room.
-    fn crowded(&self, place: IpAddr) -> Option<usize> {
-        let crowded = if self.is_full_at(place) {
-            place
-        } else if self.inside.len() >= self.most {
-            // Of several places, the one whose caller came first.
-            self.inside.iter().rev().map(|(_, place, _)| *place).max_by_key(|place| self.count_at(*place))?
-        } else {
+    /// Returns the index of the caller that makes room for another one of a place, among those that `are_asked`; `None` if there is room.
+    fn crowded(&self, place: IpAddr, are_asked: impl Fn(&T) -> bool) -> Option<Option<usize>> {
+        let is_full = self.is_full_at(place);
+        if !is_full && self.inside.len() < self.most {
             return None;
-        };
-        self.inside.iter().position(|(_, other, _)| *other == crowded)
+        }
+        let may_be_of = |other: IpAddr| !is_full || other == place;
+        let asked = self.inside.iter().enumerate().filter(|(_, (_, at, caller))| may_be_of(*at) && are_asked(caller));
+        // Of several places, the one whose caller came first.
+        Some(asked.rev().max_by_key(|(_, (_, place, _))| self.count_at(*place)).map(|(at, _)| at))
     }
 
     fn push(&mut self, place: IpAddr, caller: T) -> u64 {
@@ -145,12 +154,29 @@ mod tests {
     #[test]
     fn a_caller_that_may_not_leave_makes_no_room() {
         let mut callers = UnidentifiedCallers::new(2, 1);
-        let mut enter = |from: &str, name, leaves| callers.enter_if(address(from), name, |of: &&str| *of == leaves);
+        let mut enter =
+            |from: &str, name, leaves| callers.enter_if(address(from), name, |of: &&str| Some(*of == leaves));
         assert_eq!(enter("192.0.2.1", "a", ""), Some((0, None)));
         assert_eq!([enter("192.0.2.1", "b", ""), enter("192.0.2.1", "b", "a")], [None, Some((1, Some("a")))]);
         assert_eq!(enter("192.0.2.2", "c", ""), Some((2, None)));
         assert_eq!([enter("192.0.2.3", "d", "c"), enter("192.0.2.3", "d", "b")], [None, Some((3, Some("b")))]);
         let counts = [1, 2, 3].map(|last| callers.count_at([192, 0, 2, last].into()));
         assert_eq!((counts, callers.counts.len()), ([0, 1, 1], 2));
+    }
+
+    #[test]
+    fn a_caller_that_is_passed_over_shields_no_other_and_one_that_is_renewed_is_the_newest() {
+        let mut callers = UnidentifiedCallers::new(3, 3);
+        for (last, name) in [(1, "a"), (1, "b"), (2, "c")] {
+            callers.enter([192, 0, 2, last].into(), name);
+        }
+        let mut enter = |name, passed: &[&str]| {
+            callers
+                .enter_if(address("192.0.2.3"), name, |of| (!passed.contains(of)).then_some(true))
+                .and_then(|(_, of)| of)
+        };
+        assert_eq!([enter("x", &["a", "b", "c"]), enter("d", &["a"])], [None, Some("b")]);
+        assert_eq!((callers.inside.len(), callers.renew(0).copied(), callers.renew(1)), (3, Some("a"), None));
+        assert_eq!([callers.leave(9), callers.enter(address("192.0.2.4"), "e").1], [None, Some("c")]);
     }
 }
