@@ -6,9 +6,6 @@ use anyhow::{Context as _, Result, ensure};
 use instruments::origin::Trees;
 use serde::Deserialize;
 
-/// Files with rows of commits that are no longer in the repository, from before rows named trees.
-const TREES_UNKNOWN: [(&str, &str); 1] = [("serving-before.json", "98b5aae")];
-
 /// The origin in a row of any kind.
 #[derive(Deserialize)]
 struct RowOrigin {
@@ -83,25 +80,19 @@ impl Provenance {
             Some("are of a tree with changes that were not committed; measure again after a commit")
         } else if !self.commit.bytes().all(|byte| byte.is_ascii_hexdigit()) {
             Some("do not name a commit; measure in a working folder of git, or set PACED_COMMIT and PACED_TREES")
-        } else if !self.has_trees && !self.is_known() {
+        } else if !self.has_trees {
             Some("do not name the trees of the product's folders; measure with `perf/commit.sh --trees` in PACED_TREES")
         } else {
             None
         }
     }
 
-    /// Whether the rows are known to be of a lost commit, whose trees cannot be found any more.
-    fn is_known(&self) -> bool {
-        TREES_UNKNOWN.contains(&(&*self.file, &*self.commit))
-    }
-
     fn line(&self) -> String {
-        let Self { file, commit, rows, has_trees, changed, .. } = self;
-        let since = match (self.refusal(), has_trees, changed.as_slice()) {
-            (Some(reason), ..) => reason.to_owned(),
-            (None, false, _) => "are of a commit that is no longer known".to_owned(),
-            (None, true, []) => "are of the product as it stands".to_owned(),
-            (None, true, folders) => format!("are older than {}", folders.join(", ")),
+        let Self { file, commit, rows, changed, .. } = self;
+        let since = match (self.refusal(), changed.as_slice()) {
+            (Some(reason), _) => reason.to_owned(),
+            (None, []) => "are of the product as it stands".to_owned(),
+            (None, folders) => format!("are older than {}", folders.join(", ")),
         };
         format!("{file}: {rows} rows of {commit} {since}")
     }
@@ -141,7 +132,6 @@ mod tests {
         assert!(refused("unknown", STANDING));
         assert!(refused("0abc123", ""));
         assert!(refused("0abc123", "bpf 1 config 2 daemon 3 masque 4"), "without sched");
-        assert!(of_row("serving-before.json", "98b5aae", "", "wall").refusal().is_none(), "nobody can say it any more");
     }
 
     #[test]
@@ -153,12 +143,10 @@ mod tests {
     }
 
     #[test]
-    fn all_results_name_their_product_and_every_exception_is_needed() {
+    fn all_results_name_their_product() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("results");
         let found = Provenance::of_folder(&folder, &Trees::parse(STANDING)).unwrap();
         let refused: Vec<_> = found.iter().filter(|from| from.refusal().is_some()).map(Provenance::line).collect();
         assert!(refused.is_empty(), "{refused:#?}");
-        let excepted = found.iter().filter(|from| !from.has_trees && from.is_known()).count();
-        assert_eq!(excepted, TREES_UNKNOWN.len());
     }
 }
