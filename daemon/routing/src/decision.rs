@@ -135,7 +135,7 @@ pub struct Chosen {
     pub place: usize,
     /// The reason, as in `x-paced-reason`.
     pub reason: String,
-    /// When the last token was expected to reach the client.
+    /// When the last token was expected to reach the client; 0 if nothing was known of the engine.
     pub predicted_ns: u64,
     /// Whether that was in time.
     pub in_time: bool,

@@ -303,8 +303,8 @@ impl GatewayMetrics {
     /// Counts a complete answer that took `took` since the decision about it, beside its prediction; nothing if there
     /// was none.
     pub fn finished(&self, model: &Arc<str>, took: Duration, route: &Route) {
-        if let Some(predicted) = route.choice.map(|choice| choice.predicted_ns).filter(|ns| *ns > 0) {
-            let (of, predicted) = (OfModel { model: model.clone() }, Duration::from_nanos(predicted));
+        if let Some(predicted) = route.predicted() {
+            let of = OfModel { model: model.clone() };
             self.ratio.get_or_create(&of).observe(took.as_secs_f64() / predicted.as_secs_f64());
             self.predicted.get_or_create(&of).observe(predicted.as_secs_f64());
             self.actual.get_or_create(&of).observe(took.as_secs_f64());

@@ -7,7 +7,7 @@ pub struct ModelChoice {
     pub model: usize,
     /// The replica's index in [`State::replicas`](super::State::replicas).
     pub replica: usize,
-    /// When the last token is expected at the client, from now.
+    /// When the last token is expected at the client, from now; 0 if the costs of the replica are unknown.
     pub predicted_ns: u64,
     /// Whether that is within all limits of the request.
     pub in_time: bool,

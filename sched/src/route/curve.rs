@@ -96,6 +96,12 @@ impl Curve {
         (self.step.samples() as u64, self.prefill.samples() as u64)
     }
 
+    /// Whether it has been given or has learned any time at all: an engine of which nothing is known seems to work in no time.
+    #[must_use]
+    pub fn is_known(&self) -> bool {
+        self.step_ns(1, 0.0) > 0.0 || self.prefill_ns(1) > 0.0
+    }
+
     /// Returns how long a step takes with `batch` sequences while other engines use `others` of the GPU. If `others` is not
     /// finite, or below 0, it counts as 0.
     #[must_use]

@@ -154,6 +154,8 @@ pub struct Prediction {
     pub per_token_ns: u64,
     /// The last token.
     pub finish_ns: u64,
+    /// Whether the engine's costs are known. If not, these times are those of the path and of a closed engine alone.
+    pub is_known: bool,
 }
 
 impl Prediction {
@@ -185,6 +187,7 @@ impl Prediction {
             first_ns: whole(first_ns).saturating_add(back_ns),
             per_token_ns: whole(per_token_ns),
             finish_ns: whole(finish_ns).saturating_add(back_ns),
+            is_known: curve.is_known(),
         }
     }
 

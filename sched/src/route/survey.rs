@@ -23,7 +23,7 @@ impl Candidate {
         ModelChoice {
             model: self.model,
             replica: self.replica,
-            predicted_ns: self.prediction.finish_ns,
+            predicted_ns: if self.prediction.is_known { self.prediction.finish_ns } else { 0 },
             in_time: self.tightness <= 1.0,
             reason,
         }

@@ -141,8 +141,10 @@ fn answer(routes: &Routes, engines: &[Arc<Engines>], model: usize, (first_ms, st
 #[test]
 fn an_engine_has_made_the_part_of_an_answer_for_which_it_had_time() {
     let (routes, engines) = routes(8);
-    let route = || routes.route(named(&[0]), &wanted(Some(10_000)), ClientPath::default()).unwrap();
-    assert_eq!(route().made_within(Duration::from_secs(1_000)), 0, "nothing is known of the engine");
+    let path = ClientPath { smoothed_rtt_ns: 6 * NS_PER_MS, bytes_per_sec: 1_000_000, ..ClientPath::default() };
+    let route = || routes.route(named(&[0]), &wanted(Some(10_000)), path).unwrap();
+    let unknown = route();
+    assert_eq!((unknown.predicted(), unknown.made_within(Duration::from_secs(1_000))), (None, 0), "only of the path");
     (0..60).for_each(|_| answer(&routes, &engines, 0, (50, 40)));
     let route = route();
     let predicted = route.predicted().unwrap();
@@ -150,7 +152,7 @@ fn an_engine_has_made_the_part_of_an_answer_for_which_it_had_time() {
     let expected = u64::from(route.request.expected_tokens);
     assert_eq!(made, [0, expected / 2, expected, expected], "{route:?}");
     let three = Wanted { answers: 3, ..wanted(Some(10_000)) };
-    let three = routes.route(named(&[0]), &three, ClientPath::default()).unwrap();
+    let three = routes.route(named(&[0]), &three, path).unwrap();
     assert_eq!((three.predicted(), three.made_within(predicted)), (Some(predicted), 3 * expected), "all at once");
 }
 

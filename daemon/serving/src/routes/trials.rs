@@ -128,7 +128,7 @@ impl SpeedTrials {
         let finish_ns = since(now_ns);
         let first_ns = first_ns.map_or(finish_ns, since);
         let per_token_ns = (finish_ns - first_ns.min(finish_ns)).checked_div(tokens.saturating_sub(1)).unwrap_or(0);
-        let is_in_time = self.is_in_time(&Prediction { first_ns, per_token_ns, finish_ns }, &trial.slo);
+        let is_in_time = self.is_in_time(&Prediction { first_ns, per_token_ns, finish_ns, is_known: true }, &trial.slo);
         if let Some(model) = self.models.get_mut(trial.model).filter(|_| is_in_time) {
             model.pause_ns = 0;
         }

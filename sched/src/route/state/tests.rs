@@ -36,7 +36,7 @@ fn request(slo: Slo) -> RoutedRequest {
 fn an_idle_engine_answers_after_the_prompt_and_one_step_for_each_further_token() {
     let prediction =
         Prediction::of(&request(Slo::unlimited()), &replica(EngineLoad::default()), 0, &ClientPath::default());
-    let expected = Prediction { first_ns: 20 * MS, per_token_ns: 22 * MS, finish_ns: 2_220 * MS };
+    let expected = Prediction { first_ns: 20 * MS, per_token_ns: 22 * MS, finish_ns: 2_220 * MS, is_known: true };
     assert_eq!(prediction, expected);
 }
 
@@ -98,7 +98,7 @@ fn the_way_back_adds_half_a_round_trip_and_the_queue() {
 
 #[test]
 fn the_tightest_limit_decides() {
-    let prediction = Prediction { first_ns: 50, per_token_ns: 30, finish_ns: 900 };
+    let prediction = Prediction { first_ns: 50, per_token_ns: 30, finish_ns: 900, is_known: true };
     let slo = Slo { first_token_ns: 100, per_token_ns: 40, budget_ns: 1_000 };
     assert!((prediction.tightness(&slo) - 0.9).abs() < 1e-12);
     assert!((prediction.tightness(&Slo { first_token_ns: 25, ..slo }) - 2.0).abs() < 1e-12);
