@@ -94,25 +94,18 @@ pub(crate) async fn run(arguments: &Arguments, as_json: bool) -> Result<()> {
     let (address, handshake) = (connected.address, connected.handshake);
     let driver = tokio::spawn(drive(connected.connection));
 
-    let begun = Instant::now();
-    let answer = timeout(ANSWER_TIMEOUT, link.relay.open_udp(&target)).await;
-    let opened = answer.context("the relay does not answer")?.with_context(|| format!("no tunnel to {target}"))?;
-    let tunnel_time = begun.elapsed();
-    link.allows(arguments.mode)?;
-    let mut tunnel = opened.tunnel;
-    let form = link.form(arguments.mode).unwrap_or_else(|| tunnel.form());
-    let round_trips = echo(&mut tunnel, &link, arguments).await.context("the tunnel broke")?;
-    let carries = link.carries(arguments.size);
-    tunnel.finish();
+    let echoed = Echoed::of(&target, &link, arguments).await;
+    // Also after an error: else the relay keeps the connection, which counts against the user's limit, until it is idle for long.
     endpoint.close(&link.relay).await;
     driver.abort();
 
+    let Echoed { tunnel_time, next_hop, form, round_trips, carries } = echoed?;
     let received = round_trips.len();
     let report = Report {
         relay: endpoint.origin().to_string(),
         relay_address: address.to_string(),
         target: target.to_string(),
-        next_hop: opened.next_hop.map(|address| address.to_string()),
+        next_hop,
         form: match form {
             Form::Datagram => "datagram",
             Form::Capsule => "stream",
@@ -138,6 +131,34 @@ pub(crate) async fn run(arguments: &Arguments, as_json: bool) -> Result<()> {
     Ok(())
 }
 
+/// What a tunnel to the target showed.
+struct Echoed {
+    tunnel_time: Duration,
+    next_hop: Option<String>,
+    form: Form,
+    round_trips: Vec<Duration>,
+    /// Whether datagrams carry payloads of the probes' size.
+    carries: bool,
+}
+
+impl Echoed {
+    /// Opens a tunnel to the target and sends the probes through it.
+    async fn of(target: &Target, link: &Link, arguments: &Arguments) -> Result<Self> {
+        let begun = Instant::now();
+        let answer = timeout(ANSWER_TIMEOUT, link.relay.open_udp(target)).await;
+        let opened = answer.context("the relay does not answer")?.with_context(|| format!("no tunnel to {target}"))?;
+        let tunnel_time = begun.elapsed();
+        link.allows(arguments.mode)?;
+        let next_hop = opened.next_hop.map(|address| address.to_string());
+        let mut tunnel = opened.tunnel;
+        let form = link.form(arguments.mode).unwrap_or_else(|| tunnel.form());
+        let round_trips = echo(&mut tunnel, link, arguments).await.context("the tunnel broke")?;
+        let carries = link.carries(arguments.size);
+        tunnel.finish();
+        Ok(Self { tunnel_time, next_hop, form, round_trips, carries })
+    }
+}
+
 /// Says why nothing may have come back from a target: besides the target, payloads that are longer than the path from the relay
 /// carries.
 fn silence(target: &Target, size: u16) -> String {
@@ -158,16 +179,18 @@ async fn reach(arguments: &Arguments, as_json: bool) -> Result<()> {
     let (relay, address, handshake) = (connected.relay.clone(), connected.address, connected.handshake);
     let driver = tokio::spawn(drive(connected.connection));
     let begun = Instant::now();
-    let answer = timeout(ANSWER_TIMEOUT, relay.open_udp(&nowhere())).await.context("the relay does not answer")?;
+    let answer = timeout(ANSWER_TIMEOUT, relay.open_udp(&nowhere())).await;
+    let answer_us = micros(begun.elapsed());
+    endpoint.close(&relay).await;
+    driver.abort();
+    let answer = answer.context("the relay does not answer")?;
     let reached = Reached {
         relay: endpoint.origin().to_string(),
         relay_address: address.to_string(),
         handshake_us: micros(handshake),
-        answer_us: micros(begun.elapsed()),
+        answer_us,
         admitted: is_admitted(&answer),
     };
-    endpoint.close(&relay).await;
-    driver.abort();
     if as_json {
         say!("{}", serde_json::to_string_pretty(&reached)?);
     } else {
