@@ -45,6 +45,7 @@ use role::{
     known_clients::KnownClients,
     newcomers::{Newcomer, Newcomers},
 };
+use routes::limits;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
@@ -63,7 +64,6 @@ use crate::{
     departure::Departure,
     gateway::{Bodies, Body, BodyShare, Failure, read_body},
     load_permille, message,
-    routes::limits,
 };
 
 /// The fields with the time allowed for the whole answer and for its first token, in milliseconds. The time allowed for each further

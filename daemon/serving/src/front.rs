@@ -276,8 +276,8 @@ mod tests {
 
     use super::*;
     use crate::{
+        gateway::tests::samples::{key, model},
         learned::Learned,
-        routes::tests::{key, model},
     };
 
     /// A listener of a gateway that knows the keys "sk-1" and "sk-3" of two users and takes bodies of up to 1000 bytes, and the records of
@@ -286,7 +286,7 @@ mod tests {
         let classes =
             Classes::new(Policy::default(), PolicyRole::Relay, &ClassMetrics::default(), |_| ClassMarks::default());
         let other = Key { name: "bob".into(), sha256: Sha256::digest("sk-3").into(), ..key() };
-        let (models, keys) = (vec![model("large", 100, None)], vec![key(), other]);
+        let (models, keys) = (vec![model("large")], vec![key(), other]);
         let settings = GatewaySettings { models, keys, max_body_bytes: 1_000, ..GatewaySettings::default() };
         let shared = (Default::default(), &Arc::default());
         let gateway = Gateway::new(&settings, &classes, shared, (&Learned::default(), None)).unwrap();

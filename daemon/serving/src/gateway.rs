@@ -24,6 +24,7 @@ use openai::OpenAiError;
 use parking_lot::Mutex;
 use quic::clock::Clock;
 use role::{classes::Classes, seldom::Seldom};
+use routes::{AliasPolicies, Routes};
 use sched::route::{Curve, MeanLengths};
 use tenants::{Tenants, spending::Spending};
 use tokio::{runtime::Handle, task::JoinSet};
@@ -33,7 +34,6 @@ use crate::{
     learned::{Learned, LearnedClass, LearnedEngine},
     live::Live,
     metrics::{GatewayMetrics, ShownGateway},
-    routes::{AliasPolicies, Routes},
 };
 
 mod answer;

@@ -17,7 +17,6 @@
 //! | `connection`, `departure` | a client's connection, and why its requests end early |
 //! | [`gateway`] | requests that arrive as HTTP/3 streams, and how they are handled |
 //! | [`in_force`] | the gateway and the classes in force, for all listeners |
-//! | [`routes`] | which model answers: the inputs of `sched::route`, and what answers teach it |
 //! | [`decisions`] | records of policies' decisions, on their way to the disk |
 //! | [`live`], [`view`] | the requests in service, and what operators see of them and of engines |
 //! | [`learned`] | what is known of engines over a restart |
@@ -38,7 +37,6 @@ pub mod learned;
 pub mod live;
 mod message;
 pub mod metrics;
-pub mod routes;
 pub mod view;
 pub mod watch;
 

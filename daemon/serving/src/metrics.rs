@@ -31,7 +31,7 @@ use self::{
     genai::{DURATION, GenAi},
     quotas::Quotas,
 };
-use crate::routes::{Decided, Route};
+use routes::{Decided, Route};
 
 mod engines;
 mod genai;

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use engines::{health::EngineHealth, reported::Reported};
 use sched::route::Cost;
 
-use crate::routes::Tally;
+use routes::Tally;
 
 /// An engine of a gateway at one time.
 #[derive(Clone, Debug)]

@@ -105,7 +105,7 @@ fn faults(config: &Config) -> Vec<(Vec<Named>, anyhow::Error)> {
     }
     let policies = config.gateway.iter().flat_map(|gateway| gateway.policy_files());
     for (alias, key, file) in policies {
-        look(vec![(key, file.to_owned())], serving::routes::read_policy(file, alias).map(drop));
+        look(vec![(key, file.to_owned())], routes::read_policy(file, alias).map(drop));
     }
     faults
 }

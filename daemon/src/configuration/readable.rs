@@ -80,7 +80,9 @@ mod tests {
         fs::create_dir_all(&folder).unwrap();
         let file = folder.join("key");
         fs::write(&file, "").unwrap();
-        let owner = fs::metadata(&file).map(|about| FileUser { uid: about.uid(), gids: vec![about.gid() + 7, about.gid()] }).unwrap();
+        let owner = fs::metadata(&file)
+            .map(|about| FileUser { uid: about.uid(), gids: vec![about.gid() + 7, about.gid()] })
+            .unwrap();
         let member = FileUser { uid: owner.uid + 1, ..owner.clone() };
         let other = FileUser { uid: owner.uid + 1, gids: vec![owner.gids[0]] };
         for (of_folder, of_file, readers, public) in [

@@ -19,6 +19,7 @@ use openai::{
     sse::{EventStreamParser, MalformedEvent, TokenReport},
 };
 use role::access::served::Served;
+use routes::{Lesson, Route};
 use tokio::time::{Instant, timeout_at};
 use upstream::{Dispatch, Silence, Unanswered, engine_head};
 
@@ -32,11 +33,7 @@ use super::{
     payer::Payer,
     traced::{REQUEST_ID, answer_id, traced},
 };
-use crate::{
-    LOAD,
-    live::LiveRequest,
-    routes::{Lesson, Route},
-};
+use crate::{LOAD, live::LiveRequest};
 
 /// The assumed bytes of an answer per token, if its engine reports none.
 const BYTES_PER_TOKEN: u64 = 4;

@@ -9,7 +9,9 @@ use quic::clock::Clock;
 use sched::stream::Discipline;
 use upstream::Upstream;
 
-use crate::{metrics::GatewayMetrics, routes::Routes, watch::Checks};
+use routes::Routes;
+
+use crate::{metrics::GatewayMetrics, watch::Checks};
 
 /// A model and its engines.
 pub(super) struct Model {

@@ -5,13 +5,13 @@ use std::time::{Duration, SystemTime};
 use config::{engine::EngineUrl as Url, moment::rfc3339};
 use engines::places::EngineStatus;
 use openai::{OpenAiError, model_name};
+use routes::Tally;
 use sched::route::{Curve, MeanLengths};
 use serde_json::{Value, json};
 
 use super::{Gateway, Model};
 use crate::{
     learned::{Learned, LearnedClass, LearnedEngine},
-    routes::Tally,
     view::{AliasView, EngineView, Stage},
 };
 

@@ -14,7 +14,7 @@ use super::{
     end::{Ended, Failure},
     exchange::{ANSWER_TIMEOUT, Exchange},
 };
-use crate::routes::Route;
+use routes::Route;
 
 impl Gateway {
     /// Answers a request about the gateway itself or about its models. The answer has the field `id`.

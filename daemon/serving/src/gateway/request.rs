@@ -13,6 +13,7 @@ use role::{
     classes::Classes,
     holder::Holder,
 };
+use routes::{AnswerTiming, Route, RouteQuery, Wanted};
 use routing::decision::AnswerOutcome;
 use sched::class::Late;
 use tokio::time::Instant;
@@ -28,11 +29,7 @@ use super::{
     payer::Payer,
     traced::{answer_id, client_id},
 };
-use crate::{
-    LOAD,
-    live::LiveRequest,
-    routes::{AnswerTiming, Route, RouteQuery, Wanted},
-};
+use crate::{LOAD, live::LiveRequest};
 
 impl Gateway {
     /// Serves a request whose head was read, to its end. Outgoing bytes are in the class that the policy gives the request, moved

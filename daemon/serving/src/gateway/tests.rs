@@ -25,19 +25,16 @@ use tokio::{
     time::{Instant as TokioInstant, sleep},
 };
 
+use self::samples::{key, model};
 use super::*;
-use crate::{
-    LOAD,
-    departure::Departure,
-    message,
-    routes::tests::{key, model},
-};
+use crate::{LOAD, departure::Departure, message};
 
 mod aliases;
 mod failing;
 pub(crate) mod http3;
 mod leaving;
 mod refusing;
+pub(crate) mod samples;
 mod unreached;
 
 type ToSend = UnsyncBoxBody<Bytes, Infallible>;
@@ -124,7 +121,7 @@ fn shown(metrics: &GatewayMetrics) -> String {
 /// A gateway with one model, which has these engines.
 fn settings(engines: &[&str]) -> GatewaySettings {
     let engines = engines.iter().map(|engine| engine.parse().unwrap()).collect();
-    let model = ModelSettings { engines, affinity: false, ..model("large", 100, None) };
+    let model = ModelSettings { engines, affinity: false, ..model("large") };
     GatewaySettings { models: vec![model], ..GatewaySettings::default() }
 }
 
@@ -297,7 +294,7 @@ async fn an_answer_is_counted_beside_its_prediction_and_not_at_all_without_one()
 async fn a_refusal_after_the_last_model_of_an_alias_failed_says_which_model_that_was() {
     let names = ["large", "small"].map(str::to_owned).to_vec();
     let engines: Vec<_> = vec!["http://127.0.0.1:1/v1".parse().unwrap()];
-    let of = |name: &String| ModelSettings { engines: engines.clone(), affinity: false, ..model(name, 100, None) };
+    let of = |name: &String| ModelSettings { engines: engines.clone(), affinity: false, ..model(name) };
     let models = names.iter().map(of).collect();
     let aliases = vec![Alias { name: "auto".into(), models: names, policy: Routing::Rule, shadow: None }];
     let mut client = Client::with(GatewaySettings { models, aliases, ..GatewaySettings::default() }).await;
@@ -421,7 +418,7 @@ async fn the_record_of_a_second_model_says_that_it_is_about_the_same_request() {
     let answers = engine("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await;
     let [failing, good] = [("large", "http://127.0.0.1:1/v1"), ("small", &answers)].map(|(name, engine)| {
         let engines = vec![engine.parse().unwrap()];
-        ModelSettings { engines, affinity: false, ..model(name, 100, None) }
+        ModelSettings { engines, affinity: false, ..model(name) }
     });
     let names = ["large", "small"].map(str::to_owned).to_vec();
     let alias = Alias { name: "auto".into(), models: names, policy: Routing::Rule, shadow: None };
@@ -476,11 +473,11 @@ async fn requests_that_wait_in_a_replaced_gateway_are_shown_too() {
 #[tokio::test]
 async fn a_prediction_takes_in_how_fast_the_class_may_leave() {
     let thin = "[class.thin]\nrate_down = \"8 kbit/s\"\n[[rule]]\nclass = \"thin\"\nasked_class = \"thin\"";
-    let engine = engine("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await;
+    let engine = engine(events(&format!("{TOKEN}data: [DONE]\n\n"))).await;
     let mut client = Client::under(settings(&[&engine]), Policy::from_toml(thin).unwrap()).await;
-    // Nothing is known of the engine yet, so that only the way back takes time: 220 ms for each token.
+    // The first answer shows how fast the engine is. The way back takes longer: 220 ms for each token.
     for (class, predicted) in [("none", None), ("thin", Some("1100"))] {
-        let mut request = chat(whole(r#"{"model":"large","max_tokens":5}"#.into()));
+        let mut request = chat(whole(r#"{"model":"large","stream":true,"max_tokens":5}"#.into()));
         request.headers_mut().insert("x-paced-class", class.parse().unwrap());
         let answer = client.requests.send_request(request).await.unwrap();
         let told = answer.headers().get("x-paced-predicted-ms").map(|ms| ms.to_str().unwrap());

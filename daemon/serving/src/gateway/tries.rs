@@ -13,7 +13,9 @@ use super::{
     exchange::Exchange,
     failed_try::FailedTry,
 };
-use crate::{decisions::Draft, routes::Route};
+use routes::Route;
+
+use crate::decisions::Draft;
 
 /// How many engines one request may make fail.
 const MOST_TRIES: usize = 2;

@@ -4,10 +4,8 @@ use std::time::{Duration, SystemTime};
 
 use api::v1;
 use pacing::io::recorder::{self, Records};
-use serving::{
-    routes::Tally,
-    view::{AliasView, EngineView, RequestView},
-};
+use routes::Tally;
+use serving::view::{AliasView, EngineView, RequestView};
 use uplink::PathReport;
 
 use super::super::{ConnectionView, Control, Statistics, TunnelView, UplinkView};

@@ -16,7 +16,7 @@ async fn client(engine: &str) -> Client {
     let names = ["large", "small"].map(str::to_owned).to_vec();
     let models = [("large", 0), ("small", 2)].map(|(name, max_waiting)| {
         let engines = vec![engine.parse().unwrap()];
-        ModelSettings { engines, affinity: false, max_waiting, ..model(name, 100, None) }
+        ModelSettings { engines, affinity: false, max_waiting, ..model(name) }
     });
     let alias = Alias { name: "auto".into(), models: names, policy: Routing::Rule, shadow: None };
     let (models, aliases) = (models.to_vec(), vec![alias]);

@@ -32,7 +32,7 @@ fn both(large: &[String], small: &[String]) -> GatewaySettings {
     let names = ["large", "small"].map(str::to_owned).to_vec();
     let models = [("large", large), ("small", small)].map(|(name, engines)| {
         let engines = engines.iter().map(|engine| engine.parse().unwrap()).collect();
-        ModelSettings { engines, affinity: false, ..model(name, 100, None) }
+        ModelSettings { engines, affinity: false, ..model(name) }
     });
     let alias = Alias { name: "auto".into(), models: names, policy: Routing::Rule, shadow: None };
     GatewaySettings { models: models.to_vec(), aliases: vec![alias], ..GatewaySettings::default() }

@@ -3,7 +3,7 @@
 use std::{cell::Cell, sync::LazyLock, time::Duration};
 
 use config::{
-    gateway::{Alias, GatewaySettings, Key, ModelSettings},
+    gateway::{Alias, GatewaySettings, ModelSettings},
     routing::Routing,
 };
 use engines::{
@@ -14,7 +14,6 @@ use engines::{
 use masque::h3::{Field, RequestHead};
 use openai::{Operation, RoutingFields, TokenUsage};
 use sched::stream::{Discipline, Service};
-use sha2::{Digest as _, Sha256};
 
 use super::*;
 
@@ -36,21 +35,8 @@ fn pass(ms: u64) {
     NOW_NS.set(NOW_NS.get() + ms * NS_PER_MS);
 }
 
-/// The key "sk-1", without limits.
-pub(crate) fn key() -> Key {
-    Key {
-        name: "ann".into(),
-        sha256: Sha256::digest("sk-1").into(),
-        weight: 1,
-        max_in_flight: None,
-        tokens_per_minute: None,
-        monthly_tokens: None,
-        expires: None,
-    }
-}
-
 /// A model with one engine.
-pub(crate) fn model(name: &str, quality_percent: u8, gpu: Option<&str>) -> ModelSettings {
+fn model(name: &str, quality_percent: u8, gpu: Option<&str>) -> ModelSettings {
     ModelSettings {
         name: name.into(),
         engine_name: name.into(),

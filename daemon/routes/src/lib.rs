@@ -2,6 +2,13 @@
 //!
 //! A request with a deadline that leaves the choice open goes to the best model that is predicted to meet it. The gateway learns
 //! from passing tokens what a request costs an engine, so operators need not measure engines in advance.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `route`, [`limits`] | the question and the decision; the time limits of a request |
+//! | `chooser`, `record` | the policy of an alias, and its shadow; its decisions as [`routing`] writes them |
+//! | `flights`, `lesson` | the requests that engines work on; what an answer teaches |
+//! | `trials` | requests that show whether a model that was too slow still is |
 
 use std::sync::Arc;
 
@@ -16,11 +23,11 @@ use sched::route::{
 mod chooser;
 mod flights;
 mod lesson;
-pub(crate) mod limits;
+pub mod limits;
 mod record;
 mod route;
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;
 mod trials;
 
 use self::{chooser::Chooser, flights::Flights, record::Recorder, trials::SpeedTrials};

@@ -20,7 +20,8 @@ const LIMITS: [&str; 3] = ["x-paced-budget-ms", "x-slo-ttft-ms", "x-slo-tpot-ms"
 
 /// Reads the value of a field with a time limit, in milliseconds. A number that is too large counts as the largest. Returns `None` if it is
 /// not a whole number.
-pub(crate) fn milliseconds(value: &[u8]) -> Option<u64> {
+#[must_use]
+pub fn milliseconds(value: &[u8]) -> Option<u64> {
     let digits = value.trim_ascii();
     if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
         return None;
@@ -28,11 +29,12 @@ pub(crate) fn milliseconds(value: &[u8]) -> Option<u64> {
     Some(std::str::from_utf8(digits).ok()?.parse().unwrap_or(u64::MAX))
 }
 
-/// Reads the time limits of a request's head, in milliseconds and in the order of [`LIMITS`].
+/// Reads the time limits of a request's head, in milliseconds: for the whole answer (`x-paced-budget-ms`), for its first token
+/// (`x-slo-ttft-ms`) and for each further one (`x-slo-tpot-ms`).
 ///
 /// # Errors
 /// A limit is not a whole number.
-pub(crate) fn read(head: &RequestHead) -> Result<[Option<u64>; 3], OpenAiError> {
+pub fn read(head: &RequestHead) -> Result<[Option<u64>; 3], OpenAiError> {
     let mut limits = [None; 3];
     for (name, limit) in LIMITS.into_iter().zip(&mut limits) {
         for field in head.fields.iter().filter(|field| field.name == name.as_bytes()) {
