@@ -91,7 +91,7 @@ pub enum Attached {
 pub struct Egress {
     loaded: Loaded<SchedClassifier>,
     attached: BTreeMap<String, Attachment>,
-    /// The indices of devices.
+    /// The indices of devices that are there, or were at the last attachment.
     made_clsact: BTreeSet<u32>,
 }
 
@@ -171,6 +171,8 @@ impl Egress {
     }
 
     fn prepare(&mut self, device: &str, has_fq: bool) -> Result<NetworkDevice, Error> {
+        // The kernel may give the index of a device that is gone to another, whose `clsact` is not of this program.
+        self.made_clsact.retain(|index| NetworkDevice::exists(*index));
         // If the kernel does not say, the current attachment stays.
         let found = NetworkDevice::find(device).map_err(|error| refused(device, "tc egress", error.into()))?;
         self.detach(device)?;

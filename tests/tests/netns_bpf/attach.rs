@@ -146,9 +146,12 @@ fn a_device_that_vanishes_takes_the_program_with_it_and_nothing_fails() {
         .relay
         .run(|| {
             egress.attach(&device, false).unwrap();
+            let index = bpf::NetworkDevice::find(&device).unwrap().unwrap().index;
+            egress.take_over_clsact(index);
             chain.relay.ip(&format!("link delete {device}")).unwrap();
             egress.detach(&device).unwrap();
             assert!(egress.attach(&device, false).is_err(), "the device is gone");
+            assert!(!egress.has_made_clsact(index), "the next device of this index has a `clsact` of others");
         })
         .unwrap();
 }

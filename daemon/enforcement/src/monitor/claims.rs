@@ -43,4 +43,15 @@ impl Claims {
     pub(super) fn release(&mut self, what: Claimed, index: u32) {
         self.0.remove(&(what, index));
     }
+
+    /// Gives up the claims on devices that are gone: each holds a descriptor.
+    pub(super) fn retain(&mut self, is_there: impl Fn(u32) -> bool) {
+        self.0.retain(|(_, index), _| is_there(*index));
+    }
+
+    /// Whether this process claims a discipline.
+    #[cfg(test)]
+    pub(super) fn has(&self, what: Claimed, index: u32) -> bool {
+        self.0.contains_key(&(what, index))
+    }
 }

@@ -117,7 +117,7 @@ impl<'a> Held<'a> {
     fn load(&mut self) {
         if self.plan.egress.is_some() {
             // Before the filters go, which show it.
-            self.take_over_clsact();
+            self.take_over_clsact(qdisc::has_clsact_of_paced);
             // Once, because another paced on the same device, which misses its filter, attaches it again.
             self.plan.devices.iter().for_each(|device| egress::remove_leftovers(device));
         }
@@ -132,12 +132,13 @@ impl<'a> Held<'a> {
         }
     }
 
-    /// Takes over each `clsact` that paced has made on a planned device, unless a live monitor claims it.
-    fn take_over_clsact(&mut self) {
+    /// Takes over each `clsact` that paced has made on a planned device, as `is_of_paced` says of the device's index, unless a live monitor
+    /// claims it.
+    fn take_over_clsact(&mut self, is_of_paced: impl Fn(u32) -> Result<bool>) {
         for device in &self.plan.devices {
             let Ok(Some(NetworkDevice { index, .. })) = NetworkDevice::find(device) else { continue };
             let is_noted = self.entries.clsact.iter().any(|changed| changed.index == index);
-            let is_there = is_noted || qdisc::has_clsact_of_paced(index).is_ok_and(|is_there| is_there);
+            let is_there = is_noted || is_of_paced(index).is_ok_and(|is_there| is_there);
             if is_there && self.claims.claim(Claimed::Clsact, index) && !is_noted {
                 self.entries.clsact.push(Changed { device: device.clone(), index });
                 self.note();
@@ -232,6 +233,7 @@ impl<'a> Held<'a> {
                 self.parts.insert(key, outcome.map_err(|error| first_line(&format!("{error:#}")).to_owned()));
             }
         }
+        self.claims.retain(NetworkDevice::exists);
     }
 
     /// Detaches a program from a device; does nothing if it is not attached there.
@@ -428,60 +430,4 @@ fn loaded<T>(program: &mut Option<Result<T, String>>) -> Result<&mut T> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::{super::message, *};
-
-    /// A device of this index is not there, so nothing is undone at the end.
-    const INDEX: u32 = 0x7fff_fff0;
-
-    fn plan() -> Plan {
-        let text = "[kernel]\ndevices = [\"eth0\"]\negress = false\ningress = false\nmanage_qdisc = true";
-        Plan::from(&config::Config::from_toml(text).unwrap().kernel)
-    }
-
-    #[test]
-    fn an_fq_that_a_killed_paced_left_is_taken_over_and_one_of_others_is_not() {
-        for (root, words, is_taken_over) in [
-            (Root::of("fq", 0x70ac_0000), "set by paced before", true),
-            (Root::of("fq", 0x8001_0000), "it was there", false),
-            (Root::of("fq", 0), "it was there", false),
-            (Root::of_queues("mq"), "below mq, it was there", false),
-        ] {
-            let (plan, ledger) = (plan(), Ledger::new().unwrap());
-            let mut held = Held::inherit(&plan, &ledger);
-            let how = held.set_fq("eth0", Some(INDEX), &BTreeMap::from([(INDEX, root.clone())])).unwrap();
-            assert_eq!(how, How { words: words.to_owned(), outlives_the_monitor: true });
-            assert_eq!(ledger.read().unwrap().fq.len(), usize::from(is_taken_over), "{root:?}");
-            let again = held.set_fq("eth0", Some(INDEX), &BTreeMap::from([(INDEX, root)])).unwrap();
-            assert_eq!(again.words, if is_taken_over { "set by paced" } else { words });
-            assert_eq!(ledger.read().unwrap().fq.len(), usize::from(is_taken_over), "once");
-        }
-    }
-
-    #[test]
-    fn an_fq_of_another_live_paced_is_not_taken_over() {
-        let roots = BTreeMap::from([(INDEX - 1, Root::of("fq", 0x70ac_0000))]);
-        let (plan, ledgers) = (plan(), [(); 2].map(|()| Ledger::new().unwrap()));
-        let [mut first, mut second] = ledgers.each_ref().map(|ledger| Held::inherit(&plan, ledger));
-        first.set_fq("eth0", Some(INDEX - 1), &roots).unwrap();
-        let how = second.set_fq("eth0", Some(INDEX - 1), &roots).unwrap();
-        assert_eq!((&*how.words, second.has_set_fq(INDEX - 1)), ("it was there, set by another paced", false));
-        drop(first);
-        second.set_fq("eth0", Some(INDEX - 1), &roots).unwrap();
-        assert!(second.has_set_fq(INDEX - 1), "the first has ended");
-    }
-
-    #[test]
-    fn a_part_that_was_set_up_again_is_told_once() {
-        let (near, far) = Socket::pair(socket2::Domain::UNIX, socket2::Type::SEQPACKET, None).unwrap();
-        let (plan, ledger) = (plan(), Ledger::new().unwrap());
-        let mut held = Held::inherit(&plan, &ledger);
-        held.restored.insert(("eth0".to_owned(), KernelPart::Fq));
-        held.tell(&near).unwrap();
-        held.tell(&near).unwrap();
-        drop(near);
-        let told = std::iter::from_fn(|| message::receive::<MonitorNotice>(&far).unwrap());
-        let told: Vec<_> = told.map(|(notice, _)| format!("{notice:?}")).collect();
-        assert_eq!(told, ["Restored { device: \"eth0\", part: Fq }", "Ready"]);
-    }
-}
+mod tests;
