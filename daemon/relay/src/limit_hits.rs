@@ -1,4 +1,4 @@
-//! What happens when a configured limit was reached: it is counted, and logged now and then.
+//! What happens when a limit was reached: it is counted, and logged now and then.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -7,7 +7,10 @@ use role::seldom::Seldom;
 
 use super::counters::RelayMetrics;
 
-/// Counts and logs that configured limits were reached.
+/// The label of the limit that no key of the configuration sets.
+pub(crate) const DESCRIPTORS_PER_USER: &str = "descriptors_per_user";
+
+/// Counts and logs that limits were reached.
 #[derive(Debug)]
 pub(crate) struct LimitHits {
     metrics: Arc<RelayMetrics>,
@@ -20,11 +23,32 @@ impl LimitHits {
         Self { metrics, told: Mutex::default() }
     }
 
-    /// Counts that a configured limit was reached, and occasionally logs it.
+    /// Counts that a limit was reached, and occasionally logs it.
     pub(crate) fn note(&self, limit: &'static str) {
         self.metrics.limit_hit(limit);
-        self.told.lock().entry(limit).or_default().note(|unsaid| {
-            tracing::warn!(limit, unsaid, "clients reached a configured limit: raise it if they should get more");
-        });
+        self.told.lock().entry(limit).or_default().note(|unsaid| tracing::warn!(limit, unsaid, "{}", told(limit)));
+    }
+}
+
+/// Returns the log message about a limit.
+fn told(limit: &str) -> &'static str {
+    match limit {
+        DESCRIPTORS_PER_USER => {
+            "the tunnels of one user, or of one network without credentials, take half of the descriptors that tunnels may take: raise the \
+             hard limit (`LimitNOFILE=` of the service, `ulimit -Hn` of a shell) if users should get more"
+        }
+        _ => "clients reached a configured limit: raise it if they should get more",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_that_no_key_sets_is_told_with_what_sets_it() {
+        assert!(told("tunnels_per_user").contains("configured"));
+        let told = told(DESCRIPTORS_PER_USER);
+        assert!(told.contains("LimitNOFILE=") && !told.contains("configured"), "{told}");
     }
 }

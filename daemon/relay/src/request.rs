@@ -27,6 +27,7 @@ use super::{
     accounts::{Full, KeyedPlace, UserPlace},
     connect::{self, ConnectedTarget},
     continuable::KeyedTunnel,
+    limit_hits::DESCRIPTORS_PER_USER,
     tunnels::TunnelOrigin,
 };
 use crate::{
@@ -328,17 +329,18 @@ fn take_places(
 }
 
 /// Takes a place among the tunnels of a user, who may have so many of them; a tunnel may share the place of an
-/// `earlier` one that it continues.
+/// `earlier` one that it continues, as far as the descriptors suffice.
 fn take_user_place(
     relay: &Relay,
     of_holder: (&Holder, usize),
     earlier: Option<&KeyedPlace>,
     now: SystemTime,
 ) -> Result<UserPlace, Refusal> {
+    let earlier = earlier.filter(|_| may_share_places(of_holder.1));
     relay.accounts.open_after(earlier, of_holder, now).map_err(|full| match full {
         Full::Tunnels => {
             let is_configured = of_holder.1 < half_of_descriptors();
-            relay.limit_hits.note(if is_configured { "tunnels_per_user" } else { "descriptors_per_user" });
+            relay.limit_hits.note(if is_configured { "tunnels_per_user" } else { DESCRIPTORS_PER_USER });
             Refusal::TunnelLimitReached
         }
         Full::Quota { seconds_left } => {
@@ -346,6 +348,12 @@ fn take_user_place(
             Refusal::QuotaUsedUp { retry_after_s: seconds_left }
         }
     })
+}
+
+/// Whether two tunnels may share each of the places of a user with `most` of them: each tunnel has a descriptor, and all of them together
+/// get half.
+fn may_share_places(most: usize) -> bool {
+    most <= half_of_descriptors() / 2
 }
 
 fn refuse_name(denied: Denied) -> Refusal {
@@ -426,6 +434,9 @@ mod tests {
         assert_eq!(most_tunnels(&rules, Some(&user(3))), 3);
         let most = most_tunnels(&rules, Some(&user(usize::MAX)));
         assert!(2 * most as u64 <= for_tunnels() && most > 0, "{most}");
+        assert!(!may_share_places(most), "these tunnels already take half");
+        let shared = most / 2;
+        assert!(may_share_places(shared) && !may_share_places(shared + 1));
     }
 
     #[test]

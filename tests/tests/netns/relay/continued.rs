@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use lab::{
     client::{Client, Tunnel, target_of},
-    process::wait_for,
+    process::{limit_descriptors, wait_for},
     site::{Family, SOON, Site, Terms},
 };
 use masque::h3::Code;
@@ -159,6 +159,34 @@ fn a_user_without_another_place_continues_each_tunnel_once_and_opens_no_other() 
         second.udp.finish();
         site.counted("the second tunnel's end", |counts| counts.udp_tunnels() == 0).await.unwrap();
         assert!(!is_refused(TunnelSecret::new()).await);
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_user_shares_places_only_if_that_takes_no_more_than_half_of_the_descriptors() {
+    lab::ring!(Netns);
+    let most = 30;
+    let site = Site::new(Terms { limits: "tunnels_per_user = 30", ..Terms::default() }).unwrap();
+    let target = site.chain.target.run(|| std::net::UdpSocket::bind(site.target(Family::V4, 7))).unwrap().unwrap();
+    target.set_nonblocking(true).unwrap();
+    // A quarter of these is not for tunnels, and half of the others is for one user: 48, less than twice its tunnels.
+    let before = limit_descriptors(site.relay.id(), 128).unwrap();
+    site.client(async || {
+        let target = UdpSocket::from_std(target.try_clone().unwrap()).unwrap();
+        let asked = target_of(target.local_addr().unwrap());
+        let [one, two] = [connect(&site).await, connect(&site).await];
+        let secret = TunnelSecret::new();
+        let (_first, address) = open(&one, &target, secret).await;
+        let mut others = Vec::new();
+        for _ in 1..most {
+            others.push(two.relay.open_udp_with(&asked, None, None).await.unwrap());
+        }
+        assert!(two.relay.open_udp_with(&asked, None, secret).await.is_err(), "its socket would be one more");
+        limit_descriptors(site.relay.id(), before).unwrap();
+        let (_second, continued) = open(&two, &target, secret).await;
+        assert_eq!(continued, address);
+        assert_eq!(site.counts().unwrap().udp_tunnels(), most + 1);
     })
     .unwrap();
 }
