@@ -1,7 +1,8 @@
 //! Accepting connections as long as there are descriptors for them, and again once there are.
 
-use std::{io, net::SocketAddr, time::Duration};
+use std::{io, net::SocketAddr, os::fd::AsFd as _, time::Duration};
 
+use pacing::descriptor::unreserved;
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family},
@@ -138,10 +139,17 @@ impl Accepting {
         &self.listener
     }
 
-    /// Returns the next connection and its peer address, as [`Acceptor::next`] does.
+    /// Returns the next connection and its peer address, as [`Acceptor::next`] does. While only reserved descriptors are left
+    /// ([`unreserved`]), clients wait in the backlog, except one that comes while this already waits for it.
     pub async fn next(&mut self) -> (TcpStream, SocketAddr) {
         let Self { listener, acceptor } = self;
-        acceptor.next(|| listener.accept()).await
+        let listener = &*listener;
+        let accept = || async {
+            // A client that was accepted first would have to be closed.
+            unreserved(listener.as_fd().try_clone_to_owned()?)?;
+            listener.accept().await
+        };
+        acceptor.next(accept).await
     }
 }
 

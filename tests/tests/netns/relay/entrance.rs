@@ -98,8 +98,16 @@ fn target(site: &Site, port: u16, times: usize) -> JoinHandle<()> {
 }
 
 fn says(stream: &mut TcpStream, words: &str) -> String {
+    say(stream, words);
+    hear(stream)
+}
+
+fn say(stream: &mut TcpStream, words: &str) {
     stream.write_all(words.as_bytes()).unwrap();
     stream.shutdown(Shutdown::Write).unwrap();
+}
+
+fn hear(stream: &mut TcpStream) -> String {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     answer
@@ -167,6 +175,33 @@ fn an_address_without_descriptors_serves_again_when_there_are_some() {
     edge.process.wait_for_line("cannot accept connections for now", SOON).unwrap();
     limit_descriptors(edge.process.id(), few).unwrap();
     assert_eq!(says(&mut stream, "second"), "second heard");
+    server.join().unwrap();
+}
+
+#[test]
+fn clients_of_an_address_leave_some_descriptors_free_and_wait_for_others() {
+    lab::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    let server = target(&site, 80, 3);
+    let edge = Edge::start(
+        &site,
+        "[[forward]]\nlisten = \"127.0.0.1:5001\"\nprotocol = \"tcp\"\ntarget = \"10.0.2.2:80\"\n$RELAY\n",
+    );
+    assert_eq!(says(&mut edge.connect("127.0.0.1:5001"), "first"), "first heard");
+    let open = std::fs::read_dir(format!("/proc/{}/fd", edge.process.id())).unwrap().count();
+    // A quarter of them is not for clients.
+    let before = limit_descriptors(edge.process.id(), open as u64 + 4).unwrap();
+    // The edge already waits for one of them.
+    let mut waiting = ["second", "third"].map(|words| (words, edge.connect("127.0.0.1:5001")));
+    edge.process.wait_for_line("cannot accept connections for now", SOON).unwrap();
+    limit_descriptors(edge.process.id(), before).unwrap();
+    // The target serves one after the other, in any order.
+    for (words, stream) in &mut waiting {
+        say(stream, words);
+    }
+    for (words, stream) in &mut waiting {
+        assert_eq!(hear(stream), format!("{words} heard"));
+    }
     server.join().unwrap();
 }
 
