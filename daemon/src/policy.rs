@@ -17,7 +17,7 @@ use std::{
 use config::policy::{MAX_TEXT_BYTES, Policy};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::time::{ClockId, Timespec, clock_gettime};
-use state::Staged;
+use state::{Staged, StateFolder};
 use tokio::{sync::watch, time::Instant};
 
 pub use self::{
@@ -111,6 +111,7 @@ impl InForce {
 pub struct Policies {
     state: Mutex<State>,
     in_force: watch::Sender<InForce>,
+    folder: StateFolder,
     saved_file: PathBuf,
     suspended: Suspended,
 }
@@ -180,16 +181,17 @@ fn saved_form(text: &str) -> &[u8] {
 
 impl Policies {
     /// Puts the policy of a configuration in force by [`Enforce::begin`], as the first revision. Its text is `saved` if there is
-    /// a saved policy. All later policies must contain what the configuration names.
+    /// a saved policy, and later ones are saved in `folder`. All later policies must contain what the configuration names.
     #[must_use]
-    pub fn new(config: &config::Config, saved: Option<String>, enforce: Enforce) -> Arc<Self> {
-        Self::on(Box::new(suspended), config, saved, enforce)
+    pub fn new(config: &config::Config, folder: StateFolder, saved: Option<String>, enforce: Enforce) -> Arc<Self> {
+        Self::on(Box::new(suspended), config, folder, saved, enforce)
     }
 
     /// The same on a machine that is `suspended` at times.
     pub(crate) fn on(
         suspended: Suspended,
         config: &config::Config,
+        folder: StateFolder,
         saved: Option<String>,
         mut enforce: Enforce,
     ) -> Arc<Self> {
@@ -201,7 +203,8 @@ impl Policies {
         };
         let state = State { history, enforce, needed: needed(config), saved };
         let in_force = watch::Sender::new(state.in_force());
-        Arc::new(Self { state: Mutex::new(state), in_force, saved_file: config.state_dir.join(SAVED), suspended })
+        let saved_file = folder.file(SAVED);
+        Arc::new(Self { state: Mutex::new(state), in_force, folder, saved_file, suspended })
     }
 
     /// Returns the present by the clock of trials, which goes on while the machine is suspended. The clock of timers does not.
@@ -302,7 +305,7 @@ impl Policies {
         }
         if save {
             let text = state.history.current().text.clone();
-            state::replace(&self.saved_file, saved_form(&text)).map_err(|error| self.not_saved(&error))?;
+            self.stage(&text).and_then(Staged::replace).map_err(|error| self.not_saved(&error))?;
             state.saved = Some(text);
         }
         state.history.confirm();
@@ -366,10 +369,10 @@ impl Policies {
     /// one.
     ///
     /// # Errors
-    /// The file cannot be removed from the state folder.
+    /// The file cannot be removed from the state folder, or another process has claimed the folder.
     pub fn forget_saved(&self) -> Result<bool, PolicyRefusal> {
         let mut state = self.state();
-        let removed = match state::remove(&self.saved_file) {
+        let removed = match self.folder.prepare().and_then(|()| state::remove(&self.saved_file)) {
             Ok(()) => true,
             Err(error) if error.kind() == io::ErrorKind::NotFound => false,
             Err(error) => return Err(self.not_saved(&error)),
@@ -386,7 +389,7 @@ impl Policies {
         confirm_within: Option<Duration>,
         save: bool,
     ) -> Result<Submitted, PolicyRefusal> {
-        let staged = save.then(|| Staged::write(&self.saved_file, saved_form(&revision.text))).transpose();
+        let staged = save.then(|| self.stage(&revision.text)).transpose();
         let staged = staged.map_err(|error| self.not_saved(&error))?;
         state.enforce.put(&revision.policy).map_err(PolicyRefusal::Enforcement)?;
         if let Some(staged) = staged {
@@ -404,6 +407,12 @@ impl Policies {
         self.publish(state);
         tracing::info!(revision = revision.number, author = revision.author, origin = %revision.origin, "policy in force");
         Ok(Submitted { revision, confirm_by: state.history.trial().map(|trial| trial.by) })
+    }
+
+    /// Writes a policy's text as the next saved one.
+    fn stage(&self, text: &str) -> io::Result<Staged<'_>> {
+        self.folder.prepare()?;
+        Staged::write(&self.saved_file, saved_form(text))
     }
 
     fn publish(&self, state: &State) {

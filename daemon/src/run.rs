@@ -4,13 +4,7 @@
 //! control plane, where a pause delays no packet. A relay with several workers has one more thread for each worker
 //! after the first.
 
-use std::{
-    fs::{self, TryLockError},
-    os::unix::fs::MetadataExt as _,
-    path::Path,
-    sync::Arc,
-    time::Duration,
-};
+use std::{fs, os::unix::fs::MetadataExt as _, path::Path, sync::Arc, time::Duration};
 
 use admission::connection_id::Secret;
 use anyhow::{Context as _, Result};
@@ -21,7 +15,7 @@ use enforcement::{
 };
 use role::descriptors;
 use sd_notify::NotifyState;
-use state::FolderClaim;
+use state::StateFolder;
 use systemd::activation::Activation;
 use tokio::runtime;
 use turns::Coalescing;
@@ -82,25 +76,6 @@ fn refuse_foreign_state(state_dir: &Path, user: u32, owner: u32) -> Result<()> {
     Ok(())
 }
 
-/// Claims the state folder. Without a folder, or where it cannot be locked, paced runs without the claim; the log says so.
-///
-/// # Errors
-/// Another process, most likely another paced, uses the folder: each would overwrite what the other saves.
-fn claim(state_dir: &Path) -> Result<Option<FolderClaim>> {
-    let folder = state_dir.display();
-    match FolderClaim::new(state_dir) {
-        Ok(claim) => Ok(Some(claim)),
-        Err(TryLockError::WouldBlock) => anyhow::bail!(
-            "another process, most likely another paced, uses the state folder {folder}, and each would overwrite what the other saves \
-             there: stop it, or give this one its own `state_dir` (in development mode, `--state-dir`)"
-        ),
-        Err(TryLockError::Error(error)) => {
-            tracing::warn!(%folder, %error, "failed to lock the state folder: make sure that no other paced uses it");
-            Ok(None)
-        }
-    }
-}
-
 /// Opens what needs the rights of the process, gives these up, starts the threads, and serves.
 fn start(config: Config, file: Option<&Path>) -> Result<()> {
     let log = log::start(&config);
@@ -108,15 +83,8 @@ fn start(config: Config, file: Option<&Path>) -> Result<()> {
     if let Some(owner) = fs::metadata(&config.state_dir).ok().map(|folder| folder.uid()) {
         refuse_foreign_state(&config.state_dir, rustix::process::geteuid().as_raw(), owner)?;
     }
-    // Every role may have a policy to save. The claim lasts until this function returns.
-    let _claim = match fs::create_dir_all(&config.state_dir) {
-        Ok(()) => claim(&config.state_dir)?,
-        Err(error) => {
-            let folder = config.state_dir.display();
-            tracing::warn!(%folder, %error, "failed to create the state folder: no policy can be saved, and a restart loses what paced has learned");
-            None
-        }
-    };
+    // Every role may have a policy to save. The claim lasts at least until this function returns.
+    let folder = StateFolder::open(&config.state_dir)?;
     let Activation { listeners: opened, control: door } = Activation::take()?;
     anyhow::ensure!(
         config.relay.is_some() || opened.is_empty(),
@@ -152,7 +120,8 @@ fn start(config: Config, file: Option<&Path>) -> Result<()> {
     access.set(&config.log);
     control.spawn(access.clone().keep_summarising());
     let (file, runtime) = (file.map(Path::to_owned), control.handle().clone());
-    let outcome = data.block_on(serve(Launch { config, file, log, parts, places, door, runtime }));
+    let outcome =
+        data.block_on(serve(Launch { config, file, folder: folder.clone(), log, parts, places, door, runtime }));
     access.finish(Duration::from_secs(1));
     // A thread may still wait for a file, which nothing can end.
     [control, data].into_iter().for_each(|runtime| runtime.shutdown_timeout(Duration::from_secs(1)));
@@ -179,24 +148,6 @@ async fn serve(launch: Launch) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_second_daemon_on_a_state_folder_is_refused_with_the_way_out() {
-        let folder = std::env::temp_dir().join(format!("paced-claim-{}", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
-        let first = claim(&folder).unwrap();
-        let error = claim(&folder).unwrap_err().to_string();
-        assert!(error.contains(folder.to_str().unwrap()) && error.contains("its own `state_dir`"), "{error}");
-        drop(first);
-        // A program that another test starts holds a copy of the lock until it is executed.
-        let mut tries = (0..500).map(|_| {
-            std::thread::sleep(Duration::from_millis(10));
-            claim(&folder)
-        });
-        assert!(tries.find_map(Result::ok).unwrap().is_some());
-        fs::remove_dir_all(&folder).unwrap();
-        assert!(claim(&folder).unwrap().is_none(), "a folder that cannot be locked ends nothing");
-    }
 
     #[test]
     fn root_refuses_the_state_folder_of_another_user() {

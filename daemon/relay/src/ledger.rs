@@ -4,12 +4,12 @@
 //! machine stops, the usage since the last save is lost, to the user's benefit.
 
 use std::{
-    path::Path,
     sync::Arc,
     time::{Duration, SystemTime},
 };
 
 use role::kept::{SaveFailures, StateFile};
+use state::StateFolder;
 use tokio::{task::spawn_blocking, time::interval};
 
 use super::accounts::{Accounts, QuotaGauges, Used};
@@ -31,8 +31,13 @@ impl QuotaLedger {
     /// Restores the accounts from the file, if there is one. If the file cannot be read, this is logged, the file is kept, and every user
     /// begins the month from zero. Failed saves will be counted in `failures`.
     #[must_use]
-    pub fn open(state_dir: &Path, accounts: Arc<Accounts>, gauges: QuotaGauges, failures: &SaveFailures) -> Arc<Self> {
-        let (kept, used) = StateFile::open(state_dir.join(FILE), "the quota usage of this month", failures);
+    pub fn open(
+        folder: &StateFolder,
+        accounts: Arc<Accounts>,
+        gauges: QuotaGauges,
+        failures: &SaveFailures,
+    ) -> Arc<Self> {
+        let (kept, used) = StateFile::open(folder, FILE, "the quota usage of this month", failures);
         let now = SystemTime::now();
         if let Some(used) = &used {
             accounts.restore(used, now);
@@ -89,7 +94,8 @@ mod tests {
         let accounts = Arc::<Accounts>::default();
         let quota = Quota { monthly_bytes: Some(1_000), ..Quota::default() };
         accounts.set_quotas(&BTreeMap::from([("alice".to_owned(), quota)]));
-        let ledger = QuotaLedger::open(&folder.0, accounts.clone(), QuotaGauges::default(), &SaveFailures::default());
+        let of = StateFolder::unclaimed(&folder.0);
+        let ledger = QuotaLedger::open(&of, accounts.clone(), QuotaGauges::default(), &SaveFailures::default());
         (accounts, ledger)
     }
 

@@ -1,9 +1,7 @@
 //! A value that is kept across restarts in a file of the state folder.
 
 use std::{
-    fs::{self, DirBuilder},
-    io,
-    os::unix::fs::{DirBuilderExt as _, MetadataExt as _},
+    fs, io,
     path::{Path, PathBuf},
 };
 
@@ -13,11 +11,9 @@ use prometheus_client::{
     registry::Registry,
 };
 use serde::{Serialize, de::DeserializeOwned};
+use state::StateFolder;
 
 use crate::seldom::Seldom;
-
-/// The mode of the state folder if there was none at the start: for its owner only.
-const FOLDER_MODE: u32 = 0o700;
 
 /// Counts the failed saves of each file.
 #[derive(Clone, Debug, Default)]
@@ -40,14 +36,13 @@ impl SaveFailures {
 /// A value's file, which is replaced as a whole, and the saved value.
 #[derive(Debug)]
 pub struct StateFile<T> {
+    folder: StateFolder,
     file: PathBuf,
     /// A description of the value, for log messages.
     what: &'static str,
     saved: Mutex<Saved<T>>,
     not_saved: Seldom,
     failures: Counter,
-    /// The mode of the file's folder.
-    folder_mode: u32,
 }
 
 /// The content of the file.
@@ -59,20 +54,21 @@ struct Saved<T> {
 }
 
 impl<T: Serialize + DeserializeOwned + PartialEq + Clone> StateFile<T> {
-    /// Reads the value of a file; `None` if there is no file. An unreadable file is logged, with `what` it contains, and also gives `None`;
-    /// the first save moves it to a file of the same name with `.damaged` behind it. Failed saves will be counted in `failures`.
+    /// Reads the value of the file `name` of a folder; `None` if there is no file. An unreadable file is logged, with `what` it contains,
+    /// and also gives `None`; the first save moves it to a file of the same name with `.damaged` behind it. Failed saves will be counted in
+    /// `failures`.
     #[must_use]
-    pub fn open(file: PathBuf, what: &'static str, failures: &SaveFailures) -> (Self, Option<T>) {
+    pub fn open(folder: &StateFolder, name: &str, what: &'static str, failures: &SaveFailures) -> (Self, Option<T>) {
+        let file = folder.file(name);
         let (value, is_damaged): (Option<T>, _) = read(&file).map(|value| (value, false)).unwrap_or_else(|error| {
             let (name, damaged) = (file.display(), damaged(&file));
             let damaged = damaged.display();
             tracing::error!(file = %name, %error, "failed to read {what}: starting without it; the next save keeps it as {damaged}");
             (None, true)
         });
-        let folder = file.parent().and_then(|folder| fs::metadata(folder).ok());
         let kept = Self {
             failures: failures.of(&file),
-            folder_mode: folder.map_or(FOLDER_MODE, |folder| folder.mode() & 0o7777),
+            folder: folder.clone(),
             file,
             what,
             saved: Mutex::new(Saved { value: value.clone(), is_damaged }),
@@ -82,15 +78,14 @@ impl<T: Serialize + DeserializeOwned + PartialEq + Clone> StateFile<T> {
     }
 
     /// Passes the saved value to `present`, and saves the value that `present` returns, unless it equals the saved one. `None` saves
-    /// nothing. A failed save is counted and logged, and retried at the next call. If the folder is gone, it is made again. `present` must
-    /// not save to the same file, because the saved value is locked while it runs.
+    /// nothing. A failed save is counted and logged, and retried at the next call. If the folder is gone, it is made again
+    /// ([`StateFolder::prepare`]). `present` must not save to the same file, because the saved value is locked while it runs.
     pub fn save(&self, present: impl FnOnce(Option<&T>) -> Option<T>) {
         // Locked before `present` reads the value: otherwise, a thread that has read an older value could save it last.
         let mut saved = self.saved.lock();
         let known = saved.value.as_ref();
         let Some(value) = present(known).filter(|value| known != Some(value)) else { return };
-        let text = self.keep_damaged(&mut saved.is_damaged).and_then(|()| Ok(serde_json::to_vec(&value)?));
-        match text.and_then(|text| self.write(&text)) {
+        match self.replace(&value, &mut saved.is_damaged) {
             Ok(()) => saved.value = Some(value),
             Err(error) => {
                 self.failures.inc();
@@ -101,6 +96,12 @@ impl<T: Serialize + DeserializeOwned + PartialEq + Clone> StateFile<T> {
         }
     }
 
+    fn replace(&self, value: &T, is_damaged: &mut bool) -> io::Result<()> {
+        self.folder.prepare()?;
+        self.keep_damaged(is_damaged)?;
+        state::replace(&self.file, &serde_json::to_vec(value)?)
+    }
+
     /// Moves a damaged file aside, in place of an earlier damaged one, so that an operator can still read it.
     fn keep_damaged(&self, is_damaged: &mut bool) -> io::Result<()> {
         if *is_damaged {
@@ -108,22 +109,14 @@ impl<T: Serialize + DeserializeOwned + PartialEq + Clone> StateFile<T> {
             match fs::rename(&self.file, &kept) {
                 Ok(()) => tracing::warn!(file = %kept.display(), "this is the damaged file with {}", self.what),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(error),
+                Err(error) => {
+                    let why = format!("the damaged file cannot be moved to {}: {error}", kept.display());
+                    return Err(io::Error::new(error.kind(), why));
+                }
             }
             *is_damaged = false;
         }
         Ok(())
-    }
-
-    fn write(&self, text: &[u8]) -> io::Result<()> {
-        match (state::replace(&self.file, text), self.file.parent()) {
-            (Err(error), Some(folder)) if error.kind() == io::ErrorKind::NotFound && !folder.exists() => {
-                DirBuilder::new().recursive(true).mode(self.folder_mode).create(folder)?;
-                tracing::warn!(folder = %folder.display(), "the state folder was gone: it has been made again. Restart paced, which then writes its secret and its lock again");
-                state::replace(&self.file, text)
-            }
-            (written, _) => written,
-        }
     }
 }
 
@@ -152,14 +145,18 @@ fn read<T: DeserializeOwned>(file: &Path) -> io::Result<Option<T>> {
 
 #[cfg(test)]
 mod tests {
-    use std::{os::unix::fs::PermissionsExt as _, sync::mpsc, thread, time::Duration};
+    use std::{sync::mpsc, thread, time::Duration};
 
     use super::*;
 
+    const NAME: &str = "number.json";
+
     #[test]
     fn a_save_that_begins_later_saves_the_later_value() {
-        let file = std::env::temp_dir().join(format!("paced-kept-{}.json", std::process::id()));
-        let open = || StateFile::<u32>::open(file.clone(), "a number", &SaveFailures::default());
+        let (folder, name) =
+            (StateFolder::unclaimed(&std::env::temp_dir()), format!("paced-kept-{}.json", std::process::id()));
+        let file = folder.file(&name);
+        let open = || StateFile::<u32>::open(&folder, &name, "a number", &SaveFailures::default());
         let (kept, before) = open();
         assert_eq!(before, None);
         thread::scope(|scope| {
@@ -184,8 +181,9 @@ mod tests {
     fn a_damaged_file_is_kept_beside_the_next_one() {
         let folder = std::env::temp_dir().join(format!("paced-kept-damaged-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
-        let (file, kept) = (folder.join("number.json"), folder.join("number.json.damaged"));
-        let open = || StateFile::<u32>::open(file.clone(), "a number", &SaveFailures::default());
+        let (file, kept) = (folder.join(NAME), folder.join("number.json.damaged"));
+        let of = StateFolder::unclaimed(&folder);
+        let open = || StateFile::<u32>::open(&of, NAME, "a number", &SaveFailures::default());
         for damaged in ["", "{", "7 and more"] {
             fs::write(&file, damaged).unwrap();
             assert!(check::<u32>(&file).is_err());
@@ -210,21 +208,21 @@ mod tests {
         fs::remove_file(&kept).unwrap();
         open().0.save(|_| Some(3));
         assert!(open().1 == Some(3) && kept.is_dir());
+        fs::write(&file, "{").unwrap();
+        let refused = open().0.keep_damaged(&mut true).unwrap_err().to_string();
+        assert!(
+            refused.contains("number.json.damaged: Is a directory"),
+            "the message names what is in the way: {refused}"
+        );
         fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]
-    fn a_failed_save_is_counted_and_a_deleted_folder_is_made_again_with_its_mode() {
+    fn a_failed_save_is_counted_and_a_deleted_folder_is_made_again() {
         let folder = std::env::temp_dir().join(format!("paced-kept-folder-{}", std::process::id()));
-        let (file, failures) = (folder.join("number.json"), SaveFailures::default());
+        let (file, failures) = (folder.join(NAME), SaveFailures::default());
         fs::create_dir_all(&folder).unwrap();
-        // What the umask leaves of the mode of a folder for a group.
-        let like = folder.with_extension("like");
-        DirBuilder::new().mode(0o750).create(&like).unwrap();
-        let mode = fs::metadata(&like).unwrap().permissions();
-        fs::remove_dir(like).unwrap();
-        fs::set_permissions(&folder, mode.clone()).unwrap();
-        let (kept, _) = StateFile::<u32>::open(file.clone(), "a number", &failures);
+        let (kept, _) = StateFile::<u32>::open(&StateFolder::unclaimed(&folder), NAME, "a number", &failures);
         let failed = failures.of(&file);
         // A folder has the name that the next content of the file is written to.
         fs::create_dir(folder.join("number.json.new")).unwrap();
@@ -233,7 +231,6 @@ mod tests {
         fs::remove_dir_all(&folder).unwrap();
         kept.save(|_| Some(1));
         assert_eq!((fs::read_to_string(&file).unwrap(), failed.get()), ("1".to_owned(), 1));
-        assert_eq!(fs::metadata(&folder).unwrap().mode(), mode.mode());
         fs::remove_dir_all(&folder).unwrap();
         fs::write(&folder, "").unwrap();
         kept.save(|_| Some(2));

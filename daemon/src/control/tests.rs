@@ -8,6 +8,7 @@ use role::{
     access::record::{RecordedRequest, RefusedRequest},
     classes::Classes,
 };
+use state::StateFolder;
 use tokio::time::timeout_at;
 use uplink::Destination;
 
@@ -26,7 +27,7 @@ pub(super) fn control(text: &str) -> (Arc<Control>, mpsc::Receiver<Reload>) {
 fn suspended_control(text: &str, suspended: Suspended) -> (Arc<Control>, mpsc::Receiver<Reload>) {
     let config = Config::from_toml(&format!("state_dir = \"/dev/null/state\"\n{text}")).unwrap();
     let enforce = Enforce { kernel: Box::new(|_| Ok(())), roles: Box::new(|_| ()) };
-    let policies = Policies::on(suspended, &config, None, enforce);
+    let policies = Policies::on(suspended, &config, StateFolder::unclaimed(&config.state_dir), None, enforce);
     let classes = Classes::new(Policy::default(), PolicyRole::Relay, &ClassMetrics::default(), |_| Default::default());
     let answering = (None, GatewayInForce::new(Arc::new(classes)));
     let (reloads, wishes) = mpsc::channel(1);

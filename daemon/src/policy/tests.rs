@@ -29,7 +29,7 @@ impl Bench {
             kernel: Box::new(move |_| if asked.load(Relaxed) { Err("the kernel is full".to_owned()) } else { Ok(()) }),
             roles: Box::new(move |policy| noted.lock().push(policy.classes.len())),
         };
-        let policies = Policies::new(&config, None, enforce);
+        let policies = Policies::new(&config, StateFolder::unclaimed(&folder), None, enforce);
         assert_eq!(std::mem::take(&mut *enforced.lock()).len(), 1, "the first is put in force like any other");
         Self { policies, enforced, refuses, config }
     }
@@ -77,7 +77,8 @@ fn the_first_policy_is_that_of_the_roles_though_the_kernel_refuses_it() {
         kernel: Box::new(|_| Err("the kernel is full".to_owned())),
         roles: Box::new(move |policy| noted.lock().push(policy.classes.len())),
     };
-    let policies = Policies::new(&Config::from_toml(ONE).unwrap(), None, enforce);
+    let policies =
+        Policies::new(&Config::from_toml(ONE).unwrap(), StateFolder::unclaimed("/none".as_ref()), None, enforce);
     let outcome = policies.submit(Submission { text: TWO.into(), ..Submission::default() });
     assert_eq!(outcome.unwrap_err(), PolicyRefusal::Enforcement("the kernel is full".into()));
     assert_eq!((in_force.lock().clone(), policies.current().number), (vec![2], 1));
@@ -277,6 +278,19 @@ fn a_policy_that_cannot_be_saved_is_not_put_in_force() {
     assert!(matches!(bench.submit(save), Err(PolicyRefusal::NotSaved { .. })));
     assert_eq!(bench.current().0, 1);
     assert_eq!(*bench.enforced.lock(), [2, 2], "the previous policy is put back in force");
+}
+
+#[test]
+fn a_policy_is_saved_although_the_state_folder_was_deleted() {
+    let bench = Bench::new("deleted", ONE);
+    fs::remove_dir_all(&bench.config.state_dir).unwrap();
+    bench.submit(Submission { text: TWO.into(), save: true, ..Submission::default() }).unwrap();
+    assert_eq!(bench.saved().as_deref(), Some(TWO));
+    fs::remove_dir_all(&bench.config.state_dir).unwrap();
+    let confirm_within = Some(Duration::from_secs(60));
+    bench.submit(Submission { text: ONE.into(), confirm_within, ..Submission::default() }).unwrap();
+    bench.policies.confirm(3, true).unwrap();
+    assert_eq!(bench.saved().as_deref(), Some(ONE));
 }
 
 #[test]

@@ -9,6 +9,7 @@ use anyhow::Result;
 use config::{Config, policy::Policy, relay::DRAIN};
 use quic::class::PolicyRole;
 use serving::{gateway::Gateway, in_force::GatewayInForce};
+use state::StateFolder;
 use tokio::runtime::Handle;
 
 use super::{
@@ -38,12 +39,12 @@ pub(super) struct PreparedGateway {
 }
 
 impl GatewayRole {
-    /// Returns the role without a gateway or listeners, for the state folder of a configuration. The default policy is in force at first.
-    pub(super) fn new(config: &Config, parts: &Parts) -> Self {
+    /// Returns the role without a gateway or listeners, for a state folder. The default policy is in force at first.
+    pub(super) fn new(folder: &StateFolder, parts: &Parts) -> Self {
         let in_force = GatewayInForce::new(parts.classes_of(&Policy::default(), PolicyRole::Relay));
-        let lessons = Lessons::open(&config.state_dir, in_force.clone(), &parts.saves);
-        let records = Records::new(&config.state_dir, parts.decisions.clone());
-        let tokens = TokenLedger::open(&config.state_dir, parts.spending.clone(), &parts.saves);
+        let lessons = Lessons::open(folder, in_force.clone(), &parts.saves);
+        let records = Records::new(folder.clone(), parts.decisions.clone());
+        let tokens = TokenLedger::open(folder, parts.spending.clone(), &parts.saves);
         Self { in_force, lessons, records, tokens, fronts: Fronts::default() }
     }
 

@@ -2,7 +2,6 @@
 //! restart not every request goes to the best model, and the tokens used this month, so that a restart does not renew a quota.
 
 use std::{
-    path::Path,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -14,6 +13,7 @@ use serving::{
     in_force::GatewayInForce,
     learned::{self, Learned},
 };
+use state::StateFolder;
 use tenants::spending::{self, Spending, Spent};
 use tokio::{task::spawn_blocking, time::interval};
 
@@ -40,8 +40,8 @@ pub(super) struct Lessons {
 
 impl Lessons {
     /// Reads the earlier knowledge, if there is any. Failed saves will be counted in `failures`.
-    pub(super) fn open(state_dir: &Path, in_force: Arc<GatewayInForce>, failures: &SaveFailures) -> Arc<Self> {
-        let (kept, before) = StateFile::open(state_dir.join(learned::FILE), "the measurements of engines", failures);
+    pub(super) fn open(folder: &StateFolder, in_force: Arc<GatewayInForce>, failures: &SaveFailures) -> Arc<Self> {
+        let (kept, before) = StateFile::open(folder, learned::FILE, "the measurements of engines", failures);
         Arc::new(Self { in_force, kept, before: Mutex::new(before.unwrap_or_default()) })
     }
 
@@ -83,9 +83,8 @@ pub(super) struct TokenLedger {
 
 impl TokenLedger {
     /// Restores the month's use that was saved earlier. Failed saves will be counted in `failures`.
-    pub(super) fn open(state_dir: &Path, spending: Arc<Spending>, failures: &SaveFailures) -> Arc<Self> {
-        let what = "the tokens that were used this month";
-        let (kept, spent) = StateFile::open(state_dir.join(spending::FILE), what, failures);
+    pub(super) fn open(folder: &StateFolder, spending: Arc<Spending>, failures: &SaveFailures) -> Arc<Self> {
+        let (kept, spent) = StateFile::open(folder, spending::FILE, "the tokens that were used this month", failures);
         if let Some(spent) = &spent {
             spending.restore(spent, SystemTime::now());
         }
@@ -140,7 +139,8 @@ mod tests {
             let shared = (parts.gateway.clone(), parts.requests.clone(), parts.decisions.clone());
             Some(Gateway::new(&settings, &classes, (shared, &parts.spending), (learned, None)).unwrap())
         };
-        let open = || Lessons::open(&folder.0, GatewayInForce::new(classes.clone()), &parts.saves);
+        let state = StateFolder::unclaimed(&folder.0);
+        let open = || Lessons::open(&state, GatewayInForce::new(classes.clone()), &parts.saves);
         let lessons = open();
         lessons.replace(gateway(&older));
         lessons.save();

@@ -12,6 +12,7 @@ use std::{
 use parking_lot::Mutex;
 use role::seldom::Seldom;
 use serving::decisions::{Decisions, Record};
+use state::StateFolder;
 use tokio::{task::spawn_blocking, time::sleep};
 
 /// The files in the state folder: the newest records, and those before them. Each may take half of the configured
@@ -24,6 +25,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// The writer of records.
 pub(super) struct Records {
     decisions: Decisions,
+    folder: StateFolder,
     newest: PathBuf,
     before: PathBuf,
     /// Held while the files change.
@@ -32,9 +34,9 @@ pub(super) struct Records {
 }
 
 impl Records {
-    pub(super) fn new(state_dir: &Path, decisions: Decisions) -> Arc<Self> {
-        let [newest, before] = FILES.map(|file| state_dir.join(file));
-        Arc::new(Self { decisions, newest, before, writing: Mutex::default(), not_written: Seldom::default() })
+    pub(super) fn new(folder: StateFolder, decisions: Decisions) -> Arc<Self> {
+        let [newest, before] = FILES.map(|file| folder.file(file));
+        Arc::new(Self { decisions, folder, newest, before, writing: Mutex::default(), not_written: Seldom::default() })
     }
 
     /// Writes records as they arrive, until dropped.
@@ -75,6 +77,7 @@ impl Records {
 
     /// Makes room in the newest file, and writes as many records as fit; returns how many.
     fn write(&self, records: &[Record], most_bytes: u64) -> io::Result<usize> {
+        self.folder.prepare()?;
         for file in [&self.before, &self.newest] {
             // An earlier configuration may have allowed larger files.
             if fs::metadata(file).is_ok_and(|found| found.len() > most_bytes) {
@@ -126,7 +129,7 @@ mod tests {
     fn records(name: &str) -> (Arc<Records>, PathBuf) {
         let folder = std::env::temp_dir().join(format!("paced-records-{}-{name}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
-        (Records::new(&folder, Decisions::default()), folder)
+        (Records::new(StateFolder::unclaimed(&folder), Decisions::default()), folder)
     }
 
     fn lines(numbers: impl IntoIterator<Item = u32>, most_bytes: u64) -> Vec<Record> {
@@ -178,6 +181,10 @@ mod tests {
         assert_eq!(save(&[100, 100]), 0);
         assert_eq!(save(&[100, 10]), 2, "they are larger than their file may be");
         fs::remove_dir_all(&folder).unwrap();
-        assert_eq!(save(&[100, 100]), 4, "there is no folder");
+        assert_eq!(save(&[100, 100]), 2, "the folder is made again");
+        fs::remove_dir_all(&folder).unwrap();
+        fs::write(&folder, "").unwrap();
+        assert_eq!(save(&[100, 100]), 4, "a file has the folder's name");
+        fs::remove_file(&folder).unwrap();
     }
 }

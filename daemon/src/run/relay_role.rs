@@ -29,6 +29,7 @@ use relay::{
     resolve::{Resolver, ResolverSettings},
 };
 use serving::in_force::GatewayInForce;
+use state::StateFolder;
 use systemd::watchdog::Watchdog;
 use tokio::{runtime::Handle, task::JoinSet};
 use turns::Coalescing;
@@ -67,7 +68,7 @@ impl RelayRole {
     /// # Errors
     /// A certificate or key is not usable, or this host's addresses or resolver configuration cannot be read.
     pub(super) async fn new(
-        config: &Config,
+        (config, folder): (&Config, &StateFolder),
         settings: &Settings,
         parts: &Arc<Parts>,
         runtime: &Handle,
@@ -96,7 +97,7 @@ impl RelayRole {
         let relay =
             Relay::new(Rules::new(settings), parts.classes_of(&Policy::default(), PolicyRole::Relay), resources);
         let quotas = parts.relay.quotas.clone();
-        let ledger = QuotaLedger::open(&config.state_dir, relay.accounts.clone(), quotas, &parts.saves);
+        let ledger = QuotaLedger::open(folder, relay.accounts.clone(), quotas, &parts.saves);
         let listener = |listener: &ListenerSettings| -> Result<_> {
             Ok((listener.clone(), ServerTls::new(identity(listener, &config.state_dir, &[])?)))
         };

@@ -299,7 +299,8 @@ mod tests {
     async fn start(config: Config, file: &Path) -> (Daemon, Open, Wishes) {
         let (log, parts, file) = (log::start(&config), Arc::<Parts>::default(), Some(file.to_owned()));
         let runtime = Handle::current();
-        Daemon::start(Launch { config, file, log, parts, places: None, door: None, runtime }).await.unwrap()
+        let folder = state::StateFolder::unclaimed(&config.state_dir);
+        Daemon::start(Launch { config, file, folder, log, parts, places: None, door: None, runtime }).await.unwrap()
     }
 
     #[tokio::test(start_paused = true)]

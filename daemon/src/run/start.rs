@@ -21,6 +21,7 @@ use role::{
     transport::transport,
 };
 use sd_notify::NotifyState;
+use state::StateFolder;
 use systemd::watchdog::Watchdog;
 use tokio::{
     runtime::Handle,
@@ -51,6 +52,7 @@ pub(super) struct Launch {
     pub(super) config: Config,
     /// The file of the configuration; `None` in development mode.
     pub(super) file: Option<PathBuf>,
+    pub(super) folder: StateFolder,
     pub(super) log: LogControl,
     pub(super) parts: Arc<Parts>,
     /// The relay role's sockets, steering and secret, if there is one.
@@ -67,7 +69,7 @@ impl Daemon {
     /// # Errors
     /// A file or address that the configuration names is missing or taken.
     pub(super) async fn start(launch: Launch) -> Result<(Self, Open, Wishes)> {
-        let Launch { config, file, log, parts, places, door, runtime } = launch;
+        let Launch { config, file, folder, log, parts, places, door, runtime } = launch;
         // The daemon keeps the policy of the files, with which a reload compares them.
         let (first, saved) = with_saved_policy(&config);
         let config = Arc::new(config);
@@ -75,7 +77,7 @@ impl Daemon {
         let devices = follow_devices(&config, &parts, &runtime);
         let transport = transport(&config.transport).leaving_by(&devices, &parts.packets);
         let (edge, entrance_classes) = prepare_edge(transport.clone(), &parts, &runtime);
-        let gateway = GatewayRole::new(&config, &parts);
+        let gateway = GatewayRole::new(&folder, &parts);
         certificates::warn_of_unfit(&config);
         let mut daemon = Self {
             log,
@@ -95,11 +97,11 @@ impl Daemon {
             parts,
             runtime,
         };
-        let sockets = daemon.prepare_relay(places).await?;
+        let sockets = daemon.prepare_relay(&folder, places).await?;
         // Without a relay, one thread moves packets too.
         let workers = u8::try_from(sockets.len().max(1)).unwrap_or(u8::MAX);
         let has_marks = daemon.parts.kernel.marks().is_some();
-        let policies = Policies::new(&first, saved, daemon.enforce());
+        let policies = Policies::new(&first, folder, saved, daemon.enforce());
         if !has_marks && uses_marks(&config) {
             daemon.mark_late(&policies);
         }
@@ -132,13 +134,17 @@ impl Daemon {
     }
 
     /// Prepares the relay role, if there is one; returns the sockets that it will listen on.
-    async fn prepare_relay(&mut self, places: Option<(WorkerSockets, Steering, Secret)>) -> Result<WorkerSockets> {
+    async fn prepare_relay(
+        &mut self,
+        folder: &StateFolder,
+        places: Option<(WorkerSockets, Steering, Secret)>,
+    ) -> Result<WorkerSockets> {
         let (Some((sockets, steering, secret)), Some(settings)) = (places, &self.config.relay) else {
             return Ok(WorkerSockets::new());
         };
         let (secret, gateway) = ((steering, secret), self.gateway.in_force.clone());
-        let role = RelayRole::new(&self.config, settings, &self.parts, &self.runtime, secret, gateway).await?;
-        self.relay = Some(role);
+        let of = (&*self.config, folder);
+        self.relay = Some(RelayRole::new(of, settings, &self.parts, &self.runtime, secret, gateway).await?);
         Ok(sockets)
     }
 

@@ -2,11 +2,15 @@
 
 use std::{
     env,
-    fs::{self, File, Metadata, OpenOptions, TryLockError},
+    fs::{self, File, Metadata, OpenOptions},
     io::{self, Read as _, Write as _},
-    os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
+    os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
 };
+
+pub use self::folder::StateFolder;
+
+mod folder;
 
 /// Returns the state folder of development mode: `paced` in the user's state folder (XDG Base Directory), or for a user
 /// without a home directory a folder in `/var/lib` that no service uses.
@@ -19,33 +23,6 @@ pub fn development_dir() -> PathBuf {
 fn folder(state_home: Option<PathBuf>, home: Option<PathBuf>) -> PathBuf {
     let state = state_home.or_else(|| home.map(|home| home.join(".local/state")));
     state.map_or_else(|| PathBuf::from("/var/lib/paced-development"), |state| state.join("paced"))
-}
-
-/// The file in a folder of state whose lock is the claim to the folder. Every user who may read the folder could lock the folder
-/// itself.
-const LOCK: &str = ".lock";
-
-/// The claim of this process to a folder of state, until it is dropped or the process ends. Programs that this process starts
-/// do not inherit it.
-#[derive(Debug)]
-pub struct FolderClaim {
-    /// Holds the lock (flock(2)).
-    _file: File,
-}
-
-impl FolderClaim {
-    /// Claims `folder` without waiting. Its lock file, which only the user of the first claim may open, stays in it.
-    ///
-    /// # Errors
-    /// [`TryLockError::WouldBlock`] if another process has claimed the folder. Otherwise this user may not write the lock file, or
-    /// the file system has no locks.
-    pub fn new(folder: &Path) -> Result<Self, TryLockError> {
-        let mut options = OpenOptions::new();
-        let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(folder.join(LOCK));
-        let file = file.map_err(TryLockError::Error)?;
-        file.try_lock()?;
-        Ok(Self { _file: file })
-    }
 }
 
 /// Replaces the content of a file, by [`Staged::write`] and [`Staged::replace`].
@@ -72,7 +49,7 @@ const MOST_BYTES: u64 = 64 << 20;
 /// # Errors
 /// There is no such file, it cannot be read, it is not a regular file, or it has more than 64 MiB.
 pub fn read(file: &Path) -> io::Result<Vec<u8>> {
-    Ok(read_regular(file)?.0)
+    Ok(read_regular(file, MOST_BYTES)?.0)
 }
 
 /// Reads a file that only this user should read, as [`read`] does, and logs a warning if every user of this machine can.
@@ -80,7 +57,7 @@ pub fn read(file: &Path) -> io::Result<Vec<u8>> {
 /// # Errors
 /// As [`read`].
 pub fn read_private(file: &Path) -> io::Result<Vec<u8>> {
-    let (contents, about) = read_regular(file)?;
+    let (contents, about) = read_regular(file, MOST_BYTES)?;
     if is_public(&about) {
         let file = file.display();
         tracing::warn!(%file, "every user of this machine can read {file}: chmod o-r, or delete it, and paced makes a new one");
@@ -88,17 +65,29 @@ pub fn read_private(file: &Path) -> io::Result<Vec<u8>> {
     Ok(contents)
 }
 
-fn read_regular(file: &Path) -> io::Result<(Vec<u8>, Metadata)> {
+/// Reads a regular file of at most `most_bytes` bytes, without waiting for another process. Also returns what the system says about it.
+///
+/// # Errors
+/// There is no such file, it cannot be read, it is not a regular file, or it is larger.
+pub fn read_regular(file: &Path, most_bytes: u64) -> io::Result<(Vec<u8>, Metadata)> {
     // Otherwise, opening a FIFO waits until another process writes to it.
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(file)?;
     let about = file.metadata()?;
-    if !about.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
+    let kind = about.file_type();
+    if !kind.is_file() {
+        let what = match (kind.is_dir(), kind.is_fifo()) {
+            (true, _) => "a folder",
+            (_, true) => "a FIFO",
+            _ => "a device",
+        };
+        return Err(io::Error::other(format!("it is {what}: put a regular file in its place")));
     }
     let mut contents = Vec::new();
-    file.take(MOST_BYTES + 1).read_to_end(&mut contents)?;
-    if contents.len() as u64 > MOST_BYTES {
-        return Err(io::Error::new(io::ErrorKind::FileTooLarge, "it has more than 64 MiB"));
+    // Its size says too little: it may grow, and files in /proc have none.
+    file.take(most_bytes.saturating_add(1)).read_to_end(&mut contents)?;
+    if contents.len() as u64 > most_bytes {
+        let why = format!("it has more than {} MiB", most_bytes >> 20);
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, why));
     }
     Ok((contents, about))
 }
@@ -192,25 +181,6 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_has_one_claim_at_a_time_even_while_files_are_written_in_it() {
-        use std::os::unix::fs::PermissionsExt as _;
-        let folder = env::temp_dir().join(format!("paced-state-claimed-{}", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
-        // Every user may do this.
-        let other = File::open(&folder).unwrap();
-        other.try_lock().unwrap();
-        let claim = FolderClaim::new(&folder).unwrap();
-        assert_eq!(fs::metadata(folder.join(LOCK)).unwrap().permissions().mode() & 0o777, 0o600);
-        // Opens the folder, and closes it again.
-        replace(&folder.join("saved.toml"), b"one").unwrap();
-        assert!(matches!(FolderClaim::new(&folder), Err(TryLockError::WouldBlock)));
-        drop(claim);
-        FolderClaim::new(&folder).unwrap();
-        assert!(matches!(FolderClaim::new(&folder.join("missing")), Err(TryLockError::Error(_))));
-        fs::remove_dir_all(folder).unwrap();
-    }
-
-    #[test]
     fn only_a_regular_file_is_read_and_one_for_every_user_is_known() {
         use std::os::unix::fs::PermissionsExt as _;
 
@@ -226,11 +196,12 @@ mod tests {
             assert_eq!(read_private(&file).unwrap(), b"one");
         }
         mknodat(CWD, folder.join("pipe"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
-        for other in [folder.join("pipe"), folder.clone(), "/dev/zero".into()] {
+        for (other, what) in [(folder.join("pipe"), "FIFO"), (folder.clone(), "folder"), ("/dev/zero".into(), "device")]
+        {
             let (tell, told) = std::sync::mpsc::channel();
             std::thread::spawn(move || tell.send(read_private(&other)));
             let read = told.recv_timeout(std::time::Duration::from_secs(10)).expect("an answer without a writer");
-            assert_eq!(read.unwrap_err().to_string(), "it is not a regular file");
+            assert_eq!(read.unwrap_err().to_string(), format!("it is a {what}: put a regular file in its place"));
         }
         // A hole, which takes no space.
         File::create(&file).unwrap().set_len(MOST_BYTES + 1).unwrap();

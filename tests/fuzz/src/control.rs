@@ -18,6 +18,7 @@ use prost::Message;
 use quic::class::{ClassMetrics, PolicyRole};
 use role::classes::Classes;
 use serving::in_force::GatewayInForce;
+use state::StateFolder;
 use tokio::{
     runtime::{self, Runtime},
     sync::mpsc,
@@ -52,7 +53,7 @@ pub fn control_requests(mut input: &[u8]) {
     runtime.block_on(async {
         let (config, facts) = &*FACTS;
         let enforce = Enforce { kernel: Box::new(|_| Ok(())), roles: Box::new(|_| ()) };
-        let policies = Policies::new(config, None, enforce);
+        let policies = Policies::new(config, StateFolder::unclaimed(&config.state_dir), None, enforce);
         // Reloads fail, because the receiver is dropped.
         let (reloads, _) = mpsc::channel(1);
         let classes =

@@ -218,7 +218,7 @@ fn a_saved_policy_is_warned_of_because_it_takes_precedence_over_the_files() {
     fs::remove_file(&file).unwrap();
     mknodat(CWD, file, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
     let warnings = warned();
-    assert!(warnings.len() == 1 && warnings[0].contains("it is not a regular file"), "{warnings:?}");
+    assert!(warnings.len() == 1 && warnings[0].contains("it is a FIFO"), "{warnings:?}");
 }
 
 #[test]
@@ -244,7 +244,7 @@ fn damaged_files_of_state_are_warned_of_and_so_is_a_secret_for_every_user() {
     assert!(matches!(&warned()[..], [warning] if warning.contains("does not hold 32 bytes")), "{:?}", warned());
     fs::remove_file(&secret).unwrap();
     fs::create_dir(&secret).unwrap();
-    assert!(matches!(&warned()[..], [warning] if warning.contains("it is not a regular file")), "{:?}", warned());
+    assert!(matches!(&warned()[..], [warning] if warning.contains("it is a folder")), "{:?}", warned());
 }
 
 #[test]
