@@ -37,7 +37,7 @@ use tokio_rustls::{
     rustls::{Error as TlsError, pki_types::ServerName},
 };
 
-use super::{piped::file_of, table::printable};
+use super::{piped, table::printable};
 
 /// How long a server may take to accept a connection, and then for the TLS handshake.
 const CONNECTING: Duration = Duration::from_secs(10);
@@ -180,7 +180,7 @@ async fn send(arguments: &Arguments) -> Result<Response<Incoming>> {
         request = request.header("x-paced-class", class);
     }
     if let Some(file) = &arguments.key_file {
-        request = request.header("authorization", serving::gateway::read_key(&file_of(file).await?)?);
+        request = request.header("authorization", piped::read(file, serving::gateway::read_key).await?);
     }
     let request = request.body(Full::new(Bytes::from(body.to_string()))).context("write --class in printable ASCII")?;
     let stream = timeout(CONNECTING, TcpStream::connect(authority)).await.unwrap_or_else(|late| Err(late.into()));
@@ -198,7 +198,7 @@ async fn send(arguments: &Arguments) -> Result<Response<Incoming>> {
 /// Begins TLS with the server.
 async fn protect(stream: TcpStream, Arguments { url, ca, .. }: &Arguments) -> Result<TlsStream<TcpStream>> {
     let trust = match ca {
-        Some(file) => Trust::Authorities(tls::read_certificates(&file_of(file).await?)?),
+        Some(file) => Trust::Authorities(piped::read(file, tls::read_certificates).await?),
         None => Trust::System,
     };
     let mut config = tls::client_over_tcp(trust)?;

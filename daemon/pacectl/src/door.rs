@@ -20,7 +20,7 @@ use tonic::{Code, Status, transport::Uri};
 use super::{
     ask::{NoServer, RefusedByServer},
     forward::NotAdmitted,
-    piped::file_of,
+    piped,
     table::printable,
 };
 
@@ -168,9 +168,9 @@ impl Door {
 
 impl Remote<'_> {
     async fn open(&self) -> Result<ControlClient> {
-        let trust = Trust::Authorities(tls::read_certificates(&file_of(self.authorities).await?)?);
-        let chain = tls::read_certificates(&file_of(self.certificate).await?)?;
-        let identity = (chain, tls::read_key(&file_of(self.private_key).await?)?);
+        let trust = Trust::Authorities(piped::read(self.authorities, tls::read_certificates).await?);
+        let chain = piped::read(self.certificate, tls::read_certificates).await?;
+        let identity = (chain, piped::read(self.private_key, tls::read_key).await?);
         let opened = api::connect_tcp(self.place.clone(), tls::client_http2(trust, identity)?).await;
         let place = self.place.authority().map(ToString::to_string).unwrap_or_default();
         Ok(opened.map_err(|error| Unreachable::Remote { place, error: cause(&error) })?)

@@ -19,7 +19,7 @@ use relay_client::{
     error::ConnectError,
 };
 
-use super::piped::file_of;
+use super::piped::tried_file_of;
 
 /// The listener of `paced run` in development mode.
 const DEVELOPMENT_AUTHORITY: &str = "localhost:4433";
@@ -59,13 +59,14 @@ impl RelayOptions {
             (None, None) => None,
         };
         let identity = match (&self.client_cert, &self.client_key) {
-            (Some(certificate), Some(private_key)) => {
-                Some(ClientFiles { certificate: file_of(certificate).await?, private_key: file_of(private_key).await? })
-            }
+            (Some(certificate), Some(private_key)) => Some(ClientFiles {
+                certificate: tried_file_of(certificate, tls::read_certificates).await?,
+                private_key: tried_file_of(private_key, tls::read_key).await?,
+            }),
             _ => None,
         };
         let trust = match (&self.ca, self.pin, &self.relay) {
-            (Some(file), _, _) => TrustSource::Authority(file_of(file).await?),
+            (Some(file), _, _) => TrustSource::Authority(tried_file_of(file, tls::read_certificates).await?),
             (None, Some(fingerprint), _) => TrustSource::Pinned(fingerprint),
             (None, None, Some(_)) => TrustSource::System,
             (None, None, None) => development_trust()?,

@@ -29,6 +29,28 @@ pub(crate) async fn file_of(given: &Path) -> Result<PathBuf> {
     kept.await.with_context(|| format!("failed to read the pipe {}", given.display()))
 }
 
+/// Returns what `read` makes of a file, or of what was written to a pipe in its place.
+///
+/// # Errors
+/// As [`file_of`], or those of `read`, which name the pipe that was given.
+pub(crate) async fn read<T>(given: &Path, read: fn(&Path) -> Result<T>) -> Result<T> {
+    let file = file_of(given).await?;
+    if file == given { read(&file) } else { read(&file).with_context(|| format!("the pipe {}", given.display())) }
+}
+
+/// Returns a file as [`file_of`] does, for a reader that does not know of the pipe: so `read` tries what was written to a pipe, while its
+/// name is known.
+///
+/// # Errors
+/// As [`read`], but a file that is no pipe is not read.
+pub(crate) async fn tried_file_of<T>(given: &Path, read: fn(&Path) -> Result<T>) -> Result<PathBuf> {
+    let file = file_of(given).await?;
+    if file != given {
+        read(&file).with_context(|| format!("the pipe {}", given.display()))?;
+    }
+    Ok(file)
+}
+
 /// Reads a pipe to its end.
 async fn written_to(given: &Path) -> io::Result<Vec<u8>> {
     let read = async {
@@ -57,7 +79,7 @@ fn keep(contents: &[u8]) -> io::Result<PathBuf> {
 mod tests {
     use std::{os::fd::AsRawFd as _, thread};
 
-    use quic::tls::read_configured;
+    use quic::tls::{read_configured, read_key};
 
     use super::*;
 
@@ -88,6 +110,28 @@ mod tests {
             let error = format!("{:#}", read(written).await.unwrap_err());
             assert!(error.contains("the pipe /proc/self/fd/") && error.contains(why), "{error}");
         }
+    }
+
+    #[tokio::test]
+    async fn what_is_wrong_with_the_contents_of_a_pipe_is_told_with_its_name() {
+        for is_read in [true, false] {
+            let (near, mut far) = io::pipe().unwrap();
+            far.write_all(b"no key").unwrap();
+            drop(far);
+            let given = PathBuf::from(format!("/proc/self/fd/{}", near.as_raw_fd()));
+            let error = match is_read {
+                true => super::read(&given, read_key).await.unwrap_err(),
+                false => tried_file_of(&given, read_key).await.unwrap_err(),
+            };
+            assert!(
+                format!("{error:#}").starts_with(&format!("the pipe {}: failed to read", given.display())),
+                "{error:#}"
+            );
+        }
+        let missing = Path::new("/no/such/file");
+        assert_eq!(tried_file_of(missing, read_key).await.unwrap(), missing, "its reader tells of it");
+        let error = super::read(missing, read_key).await.unwrap_err();
+        assert!(!format!("{error:#}").contains("pipe"), "{error:#}");
     }
 
     #[tokio::test(start_paused = true)]
