@@ -35,8 +35,8 @@ pub fn warning(config: &Config) -> Option<String> {
 fn shortage(needed: u64, limit: Option<u64>) -> Option<String> {
     let limit = limit.filter(|limit| *limit < needed)?;
     Some(format!(
-        "the tunnels and connections that this configuration allows may need {needed} open descriptors, but the limit here is {limit}. At the \
-         limit, paced refuses new tunnels. Raise the hard limit (`LimitNOFILE=` of the service, `ulimit -Hn` of a shell), or lower \
+        "the tunnels and connections that this configuration allows may need {needed} open descriptors, but the limit here is {limit}. At \
+         the limit, paced refuses new tunnels. Raise the hard limit (`LimitNOFILE=` of the service, `ulimit -Hn` of a shell), or lower \
          `max_tunnels` and `max_connections`"
     ))
 }

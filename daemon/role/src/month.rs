@@ -133,8 +133,8 @@ impl OtherMonths {
             tracing::warn!(
                 %before,
                 %now,
-                "the clock has gone to another month: {what} count for that month now, and paced keeps the amounts of the month before. Check \
-                 the clock, unless it has just been corrected, or paced has not run in the meantime"
+                "the clock has gone to another month: {what} count for that month now, and paced keeps the amounts of the month before. \
+                 Check the clock, unless it has just been corrected, or paced has not run in the meantime"
             );
         }
         if !amounts.is_empty() {

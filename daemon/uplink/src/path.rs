@@ -30,10 +30,10 @@ pub(crate) mod pulse;
 use estimate::Estimate;
 use idle::LatestLoss;
 
-/// How often the connections of several paths are examined.
+/// How often connections are examined if there is another path, relay or gateway.
 pub(crate) const LOOK: Duration = Duration::from_millis(50);
 
-/// How often the connections of a single path are examined. Nothing but its report depends on that.
+/// How often the connections of a single path to a single relay are examined. Only the path's report depends on that.
 pub(crate) const REPORT: Duration = Duration::from_secs(1);
 
 /// A path, and the relays at its end.

@@ -281,7 +281,8 @@ impl Work<'_> {
                     let attempts = state.attempts.get(path).and_then(|relays| relays.get(place));
                     attempts.and_then(|attempts| attempts.failure.as_ref().map(ToString::to_string))
                 };
-                // A reason that lasts is told once: there may be an attempt a second over many paths, and status and metrics show them.
+                // A reason that lasts is told once. Over many paths, there may be an attempt each second; status and metrics show all
+                // attempts.
                 if told.is_some_and(|told| told == error.to_string()) {
                     debug!(relay = %origin, path = name, "no connection, for the same reason; next attempt in {wait:.1?} at the earliest");
                 } else {

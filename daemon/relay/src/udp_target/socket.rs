@@ -74,8 +74,8 @@ impl UdpTarget {
     /// IPv4-mapped addresses are used as IPv4.
     ///
     /// # Errors
-    /// [`TargetError::Unreachable`] without a route; [`TargetError::Socket`] if there is no descriptor for tunnels, or the kernel refuses an
-    /// option that Linux has had since 5.0.
+    /// [`TargetError::Unreachable`] without a route; [`TargetError::Socket`] if there is no descriptor for tunnels, or the kernel refuses
+    /// an option that Linux has had since 5.0.
     ///
     /// # Panics
     /// Outside a tokio runtime with IO enabled, like every tokio socket.
