@@ -25,6 +25,8 @@ struct Held {
     reservations: [Option<Reservation>; 2],
     /// The time that is waited for.
     awaited_ns: Option<u64>,
+    /// Whether something was waited for since [`Departure::was_awaited`] was last called.
+    was_awaited: bool,
 }
 
 impl Departure {
@@ -47,7 +49,7 @@ impl Departure {
         if self.0.is_none() && caps.iter().all(Option::is_none) {
             return None;
         }
-        let Held { reservations, awaited_ns } = &mut **self.0.get_or_insert_default();
+        let Held { reservations, awaited_ns, was_awaited } = &mut **self.0.get_or_insert_default();
         if awaited_ns.is_none() {
             let due_ns = |(held, cap): (&mut Option<Reservation>, Option<&Arc<Cap>>)| {
                 if held.is_none() {
@@ -56,6 +58,7 @@ impl Departure {
                 held.as_mut().map(Reservation::due_ns).filter(|due_ns| *due_ns > now_ns)
             };
             *awaited_ns = reservations.iter_mut().zip(caps).find_map(due_ns);
+            *was_awaited |= awaited_ns.is_some();
         }
         *awaited_ns
     }
@@ -64,6 +67,11 @@ impl Departure {
     #[must_use]
     pub fn is_awaited(&self) -> bool {
         self.0.as_ref().is_some_and(|held| held.awaited_ns.is_some())
+    }
+
+    /// Whether a departure was ahead at any time since the last call.
+    pub fn was_awaited(&mut self) -> bool {
+        self.0.as_mut().is_some_and(|held| mem::replace(&mut held.was_awaited, held.awaited_ns.is_some()))
     }
 
     /// Notes that the time `at_ns` has come; returns whether it was waited for. The next [`wait`](Self::wait) says whether the departure
@@ -87,7 +95,9 @@ impl Departure {
 
     /// Empties it, and returns what it held.
     fn take(&mut self) -> [Option<Reservation>; 2] {
-        self.0.as_mut().map(|held| mem::take(&mut **held).reservations).unwrap_or_default()
+        let Some(held) = &mut self.0 else { return Default::default() };
+        held.awaited_ns = None;
+        mem::take(&mut held.reservations)
     }
 
     /// Gives back what another class or user, or the same one with another rate or level, reserved.

@@ -246,8 +246,8 @@ impl<S: PumpSocket> TcpPump<S> {
 
     /// Relays until both sides have ended, one has failed, or no bytes have moved, or waited for a rate, for `idle`. Calls
     /// `on_class` with the old and the new class when the tunnel's class changes. When both sides have ended, waits for at most
-    /// `idle` until the other end has acknowledged everything, because a connection that is closed before that cuts the tail,
-    /// and then resets the stream. A tunnel whose socket has stopped taking bytes ends when the connection has no room
+    /// `idle`, beyond the time in which a rate holds bytes back, until the other end has acknowledged everything, because a
+    /// connection that is closed before that cuts the tail, and then resets the stream. A tunnel whose socket has stopped taking bytes ends when the connection has no room
     /// for so many of them.
     pub async fn run(mut self, idle: Duration, mut on_class: impl FnMut(&S, &Class, &Arc<Class>)) -> End {
         let (mut moved, mut quiet_since) = (self.traffic.bytes(), Instant::now());

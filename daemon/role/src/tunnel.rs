@@ -250,7 +250,8 @@ impl UdpTunnel {
     }
 
     /// As [`finish`](Self::finish). If capsules wait, or the response itself, waits for at most `limit` until the peer has acknowledged
-    /// them, and then resets the stream: a peer that allows no bytes would keep them in memory until its connection ends.
+    /// them, and then resets the stream: a peer that allows no bytes would keep them in memory until its connection ends. Time in which a
+    /// rate holds its bytes back does not count.
     pub async fn finish_within(self, limit: Duration) {
         let Self { mut send, recv, flow, .. } = self;
         recv.stop(Code::NoError);

@@ -20,9 +20,14 @@ use lab::{
     client::Tunnel,
     simulation::{CLOCK, Ends, SEED, accept, simulate_served, target, within},
 };
-use masque::{h3::Code, request::TunnelProtocol, tunnel::Form};
+use masque::{
+    h3::{Code, Part, data_frame},
+    request::TunnelProtocol,
+    tunnel::Form,
+};
 use quic::{
-    class::Membership,
+    cap::UserRate,
+    class::{Membership, Terms},
     h3::{self, Request},
 };
 use relay::{
@@ -35,7 +40,7 @@ use role::{
     traffic::Traffic,
     tunnel::UdpTunnel,
 };
-use s2n_quic::provider::io::testing::{Model, time};
+use s2n_quic::provider::io::testing::{Model, spawn, time};
 use tokio::runtime::{Builder, Runtime};
 
 /// Longer than any expected event takes.
@@ -166,6 +171,42 @@ fn unread_payloads_of_an_ended_tunnel_are_kept_only_for_a_while() {
         };
         simulate_served(&network(), SEED, serve, scenario).unwrap();
     }
+}
+
+#[test]
+fn the_last_bytes_of_a_tunnel_that_a_rate_has_just_let_go_have_time_to_arrive() {
+    const LIMIT: Duration = Duration::from_secs(10);
+    /// Turns of 1,200 bytes, of which the last leaves 9.6 s after the first one.
+    const BYTES: usize = 8 * 1_200 + 100;
+    let network = network();
+    let lossy = network.clone();
+    let serve = move |mut request: Request, client: h3::Client| {
+        let network = lossy.clone();
+        async move {
+            let Ok(Some(TunnelProtocol::Tcp)) = accept(&mut request, &client).await else { return };
+            let user = Arc::<UserRate>::default();
+            user.set(Some(1_000), None);
+            request.send.set_terms(Terms { user: Some(user), ..Terms::default() });
+            request.send.push(data_frame(&[1; BYTES]));
+            spawn(async move {
+                // The last turn is lost, and cannot be sent again before the first limit is over.
+                time::delay(Duration::from_millis(9_300)).await;
+                network.set_drop_rate(1.0);
+                time::delay(Duration::from_secs(1)).await;
+                network.set_drop_rate(0.0);
+            });
+            request.send.finish_within(LIMIT).await;
+        }
+    };
+    let scenario = |ends: Ends| async move {
+        let mut request = ends.relay.open_tcp(&target(), None).await.unwrap();
+        let mut received = 0;
+        while let Some(part) = request.recv.part().await.expect("the tunnel ends properly") {
+            received += if let Part::Data(bytes) = part { bytes.len() } else { 0 };
+        }
+        assert_eq!(received, BYTES);
+    };
+    simulate_served(&network, SEED, serve, scenario).unwrap();
 }
 
 /// How a client ends a TCP tunnel although its target is silent.

@@ -175,10 +175,13 @@ impl ScheduledSendStream {
         }
     }
 
-    /// Ends the stream properly and waits until the peer has acknowledged all of it. After `limit`, or if the future is dropped before,
-    /// resets the stream with H3_REQUEST_CANCELLED: bytes that a peer does not take would stay in memory until its connection ends.
+    /// Ends the stream properly and waits until the peer has acknowledged all of it. After `limit` in which no rate held bytes back, or if
+    /// the future is dropped before, resets the stream with H3_REQUEST_CANCELLED: bytes that a peer does not take would stay in memory
+    /// until its connection ends. Once a rate has let the last bytes go, this takes at most twice the `limit`.
     pub async fn finish_within(mut self, limit: Duration) {
         self.finish();
+        // What a rate held back before does not count.
+        self.was_delayed();
         let limit_ns = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
         let mut timer = (self.of.hub.clock().sleep_until)(self.of.now_ns().saturating_add(limit_ns));
         let mut leaving = Leaving { stream: self, is_acknowledged: false };
@@ -189,8 +192,8 @@ impl ScheduledSendStream {
                     return Poll::Ready(());
                 }
                 ready!(timer.as_mut().poll(cx));
-                // While a rate holds its bytes back, the peer cannot acknowledge them.
-                if !leaving.stream.is_delayed() {
+                // The peer cannot acknowledge bytes that a rate holds back, nor at once those that it has just let go.
+                if !leaving.stream.was_delayed() {
                     return Poll::Ready(());
                 }
                 let of = &leaving.stream.of;
@@ -216,9 +219,9 @@ impl ScheduledSendStream {
         self.of.wake();
     }
 
-    /// Whether the next bytes wait for the rate of the user or the class.
-    fn is_delayed(&self) -> bool {
-        self.of.hub.lock().streams.slot(self.name).is_some_and(|slot| slot.departure.is_awaited())
+    /// Whether bytes have waited for the rate of the user or the class since the last call.
+    fn was_delayed(&self) -> bool {
+        self.of.hub.lock().streams.slot(self.name).is_some_and(|slot| slot.departure.was_awaited())
     }
 
     fn change(&mut self, change: impl FnOnce(&mut Slot, u64)) {

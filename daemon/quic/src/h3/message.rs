@@ -231,8 +231,8 @@ impl SendStream {
         self.stream.finish();
     }
 
-    /// Ends the message properly and waits for at most `limit` until the peer has acknowledged all of it (see
-    /// [`dispatch::ScheduledSendStream::finish_within`]).
+    /// Ends the message properly and waits for at most `limit` until the peer has acknowledged all of it. Time in which a rate holds its
+    /// bytes back does not count (see [`dispatch::ScheduledSendStream::finish_within`]).
     pub async fn finish_within(self, limit: Duration) {
         self.stream.finish_within(limit).await;
     }
