@@ -132,6 +132,8 @@ impl Outbox {
         if let Some(queue) = self.queue(slot) {
             queue.terms = terms(&queue.terms);
             queue.departure.follow(&queue.terms);
+            // Its oldest payload may have waited for long, and another rule may apply.
+            queue.payloads.judge_again();
             let service = queue.service();
             turns.set(TurnKind::Flow, slot, service);
             // It may have waited for a departure of its previous class, or under a previous rate.
@@ -332,11 +334,14 @@ impl Outbox {
 }
 
 impl FlowQueue {
-    /// Counts payloads that were dropped because a bound was reached.
-    fn note_dropped(&self, payloads: usize) {
+    /// Counts payloads that were dropped because a bound was reached. If none is left, gives back the departure that they waited for.
+    fn note_dropped(&mut self, payloads: usize) {
         if payloads > 0 {
             self.terms.class.counters.dropped_queue.inc_by(payloads as u64);
             self.losses.send_queue.fetch_add(payloads as u64, Relaxed);
+            if self.payloads.is_empty() {
+                self.departure.give_back();
+            }
         }
     }
 

@@ -280,18 +280,42 @@ fn a_payload_of_the_high_level_waits_for_no_other_class_of_its_user() {
 
 #[test]
 fn what_waits_for_a_user_follows_its_changed_rate() {
-    for rate in [None, Some(10_000_000)] {
-        let (hub, _) = hub_in_time(ML);
+    let stale = terms(|class| class.drop = DropRule::Sojourn(Duration::from_millis(50)));
+    for (rate, rule, left) in [(None, None, 1), (Some(10_000_000), None, 1), (None, Some(&stale.class), 0)] {
+        let (hub, counters) = hub_in_time(ML);
         let (user, terms) = of_user(1_000);
         let flow = open(&hub, 0);
         flow.set_terms(terms(Level::Low));
         send(&flow, &[&[1; 1_000][..]; 2]);
         assert_eq!(transmit(&hub, FakePacket::new(10_000)).len(), 1);
         assert!(flow.is_delayed() && !hub.wants_packet());
+        NOW_MS.set(60);
         user.set(rate, None);
-        hub.change_terms(0, Terms::clone);
+        hub.change_terms(0, |terms| rule.map_or_else(|| terms.clone(), |class| terms.reclassed(class)));
         assert!(!flow.is_delayed() && hub.wants_packet(), "the transport is told");
+        assert_eq!(transmit(&hub, FakePacket::new(10_000)).len(), left);
+        assert_eq!(counters.dropped_stale.get(), 1 - left as u64, "the rule of a former class counts no more");
+    }
+}
+
+#[test]
+fn payloads_that_a_bound_drops_while_they_wait_cost_their_class_nothing() {
+    // The flow exceeds its own share, or is the largest when another one fills the connection.
+    for (waiting, other, more) in [(1_000, 60_000, Some(51_000)), (60_000, 45_000, None)] {
+        let (hub, counters) = hub_in_time(ML);
+        let flows = [0, 4, 8].map(|stream| open(&hub, stream));
+        let slow = terms(|class| class.rate_down = Some(1_000));
+        [&flows[0], &flows[2]].into_iter().for_each(|flow| flow.set_terms(slow.clone()));
+        send(&flows[0], &[&[1; 1_000], &vec![1; waiting]]);
         assert_eq!(transmit(&hub, FakePacket::new(10_000)).len(), 1);
+        send(&flows[1], &[&vec![2; other]]);
+        more.into_iter().for_each(|more| send(&flows[0], &[&vec![1; more]]));
+        assert_eq!(counters.dropped_send_queue.get(), 1 + u64::from(more.is_some()));
+        // The first payload takes a second.
+        NOW_MS.set(1_100);
+        send(&flows[2], &[&[3; 100]]);
+        let left: Vec<_> = transmit(&hub, FakePacket::new(100_000)).iter().map(|datagram| datagram[0]).collect();
+        assert_eq!(left, [1, 2]);
     }
 }
 
