@@ -85,8 +85,8 @@ impl Trial {
     pub(crate) fn may_rest(&mut self, bytes: u64, worked: Duration, now: Instant) -> bool {
         (self.now.bytes, self.now.worked) = (self.now.bytes + bytes, self.now.worked + worked);
         let took = now.saturating_duration_since(self.now.began);
-        if took >= self.epoch * 4 {
-            // After a pause, the load may be another: rests have to prove right again.
+        if took >= self.epoch * 4 && self.now.worked < took / 2 {
+            // After a pause, the load may be another: rests have to prove right again. A long turn is none.
             *self = Self::usually(false, self.epoch, now);
         } else if took >= self.epoch {
             let took = took.as_secs_f64();
@@ -276,6 +276,21 @@ mod tests {
         thread.run(SECOND / 2, |_| OPEN, 0.3);
         let share = thread.run(SECOND, |_| OPEN, 0.3);
         assert!(share > 0.8, "{share}");
+    }
+
+    #[test]
+    fn a_long_turn_is_no_pause() {
+        let mut thread = Thread::new();
+        assert!(thread.run(10 * SECOND, |_| OPEN, 0.3) > 0.9);
+        let rested: f64 = (0..20)
+            .map(|_| {
+                let turn = INTERVAL * 40;
+                thread.now += turn;
+                thread.trial.may_rest(OPEN[0] as u64 * 40, turn, thread.now);
+                thread.run(SECOND / 10, |_| OPEN, 0.3)
+            })
+            .sum();
+        assert!(rested / 20.0 > 0.9, "{rested}");
     }
 
     #[test]
