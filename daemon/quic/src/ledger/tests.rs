@@ -88,6 +88,17 @@ fn larger_packets_count_at_once() {
 }
 
 #[test]
+fn the_bytes_of_a_full_packet_fit_beside_long_ids_and_numbers() {
+    let mut account = Account::new(false);
+    let (ledger, _) = account.join();
+    account.on_mtu(1_450);
+    // A 1-RTT header with the longest ID and packet number (RFC 9000 §17.3.1), a STREAM frame with its length beyond 16 streams and 1 GiB
+    // (§19.8), and the tag (RFC 9001 §5.3).
+    let (header, frame, tag) = (1 + 20 + 4, 1 + 2 + 8 + 2, 16);
+    assert!(ledger.packet_bytes() + header + frame + tag <= 1_450, "{} bytes", ledger.packet_bytes());
+}
+
+#[test]
 fn there_is_room_until_the_low_mark_and_again_when_bytes_have_left_or_were_given_back() {
     let mut account = Account::new(false);
     let (ledger, _) = account.join();
