@@ -1,6 +1,6 @@
 //! Each user's quota and fair share.
 
-use std::{net::UdpSocket, time::Duration};
+use std::{future::poll_fn, net::UdpSocket, time::Duration};
 
 use api::token::generate_token;
 use config::hash::hex;
@@ -200,11 +200,11 @@ fn the_first_requests_of_connections_wait_for_their_turns_too() {
 #[test]
 fn bytes_that_wait_for_a_rate_leave_as_soon_as_a_reload_removes_it() {
     lab::ring!(Netns);
-    // A packet's worth takes more than a second.
-    const RATE: &str = "rate_up = \"8 kbit/s\"";
     let (alice, entry) = token("alice", "");
-    for before in [format!("{entry}{RATE}\n"), format!("{entry}[class.default]\n{RATE}\n")] {
-        let after = before.replace(RATE, "");
+    for (direction, of) in [("up", ""), ("up", "[class.default]\n"), ("down", ""), ("down", "[class.default]\n")] {
+        // A packet's worth takes more than a second.
+        let (rate, moved) = (format!("rate_{direction} = \"8 kbit/s\"\n"), format!("direction=\"{direction}\""));
+        let (before, after) = (format!("{entry}{of}{rate}"), format!("{entry}{of}"));
         let terms = |sections| Terms { relay: "", sections, ..Terms::default() };
         let site = Site::new(terms(&before)).unwrap();
         site.chain.target.echo_tcp(443).unwrap();
@@ -212,12 +212,15 @@ fn bytes_that_wait_for_a_rate_leave_as_soon_as_a_reload_removes_it() {
             let client = Client::connect(site.access_with_token(&alice).unwrap()).await.unwrap();
             let (target, mut requests) = (target_of(site.target(Family::V4, 443)), Vec::new());
             for _ in 0..20 {
-                let mut request = client.relay.open_tcp(&target, None).await.unwrap();
-                request.send.send(data_frame(&[7; 8192])).await.unwrap();
-                requests.push(request);
+                requests.push(client.relay.open_tcp(&target, None).await.unwrap());
             }
-            let is_limited = |counts: &Counts| counts.of("bytes_total{protocol=\"tcp\",direction=\"up\"}") > 0;
-            site.counted("bytes to reach the target", is_limited).await.unwrap();
+            for request in &mut requests {
+                request.send.send(data_frame(&[7; 8192])).await.unwrap();
+            }
+            // Up, they count when they leave; down, when they arrive.
+            let least = if direction == "up" { 1 } else { 20 * 8192 };
+            let sample = format!("bytes_total{{protocol=\"tcp\",{moved}}}");
+            site.counted("bytes to move", |counts: &Counts| counts.of(&sample) >= least).await.unwrap();
             site.configure(terms(&after)).unwrap();
             site.signal(libc::SIGHUP).unwrap();
             let come_back = async {
@@ -233,6 +236,36 @@ fn bytes_that_wait_for_a_rate_leave_as_soon_as_a_reload_removes_it() {
         })
         .unwrap();
     }
+}
+
+#[test]
+fn bytes_that_wait_for_a_rate_go_first_as_soon_as_a_reload_gives_their_class_the_high_level() {
+    lab::ring!(Netns);
+    let (alice, entry) = token("alice", "rate_up = \"8 kbit/s\"");
+    let sections =
+        |level| format!("{entry}[class.urgent]\nlevel = \"{level}\"\n[[rule]]\nclass = \"urgent\"\nports = 80\n");
+    let (before, after) = (sections("low"), sections("high"));
+    let terms = |sections| Terms { relay: "", sections, ..Terms::default() };
+    let site = Site::new(terms(&before)).unwrap();
+    [80, 443].into_iter().for_each(|port| site.chain.target.echo_tcp(port).unwrap());
+    site.client(async || {
+        let client = Client::connect(site.access_with_token(&alice).unwrap()).await.unwrap();
+        let mut requests = Vec::new();
+        // A turn of each takes 24 s.
+        for port in [443; 20].into_iter().chain([80]) {
+            let target = target_of(site.target(Family::V4, port));
+            let mut request = client.relay.open_tcp(&target, None).await.unwrap();
+            request.send.send(data_frame(&[7; 2048])).await.unwrap();
+            poll_fn(|cx| request.send.poll_acknowledged(cx)).await.unwrap();
+            requests.push(request);
+        }
+        site.configure(terms(&after)).unwrap();
+        site.signal(libc::SIGHUP).unwrap();
+        let urgent = timeout(Duration::from_secs(10), requests[20].recv.part()).await;
+        let urgent = urgent.expect("what waits behind the others overtakes them").unwrap();
+        assert!(matches!(urgent, Some(Part::Data(_))), "{urgent:?}");
+    })
+    .unwrap();
 }
 
 #[test]

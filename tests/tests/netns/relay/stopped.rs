@@ -149,3 +149,38 @@ fn tunnels_that_wait_for_the_rate_of_their_class_have_not_stopped_and_are_not_si
     })
     .unwrap();
 }
+
+#[test]
+fn tunnels_whose_bytes_wait_for_the_rate_toward_their_client_are_not_silent() {
+    lab::ring!(Netns);
+    // What comes back takes 40 s.
+    let sections = "[class.default]\nrate_down = \"8 kbit/s\"";
+    let site = Site::new(Terms { sections, limits: "tunnel_idle_seconds = 3", ..Terms::default() }).unwrap();
+    site.chain.target.echo_tcp(443).unwrap();
+    let _echo = site.chain.target.echo(7).unwrap();
+    site.client(async || {
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        let (target, mut requests) = (target_of(site.target(Family::V4, 443)), Vec::new());
+        for _ in 0..4 {
+            requests.push(client.relay.open_tcp(&target, None).await.unwrap());
+        }
+        let mut udp = client.open(site.target(Family::V4, 7)).await.unwrap();
+        let mut readers = tokio::task::JoinSet::new();
+        for mut request in requests {
+            request.send.send(data_frame(&[7; 8192])).await.unwrap();
+            readers.spawn(async move {
+                while let Ok(Some(_)) = request.recv.part().await {}
+                drop(request);
+            });
+        }
+        for _ in 0..8 {
+            udp.send(Form::Datagram, &[7; 1000]).await.unwrap();
+        }
+        readers.spawn(async move { while let Ok(Some(_)) = udp.recv().await {} });
+        let ended = timeout(Duration::from_secs(8), readers.join_next()).await;
+        assert!(ended.is_err(), "a tunnel has ended");
+        assert_eq!(site.counts().unwrap().closed("idle"), 0);
+        client.close().await;
+    })
+    .unwrap();
+}
