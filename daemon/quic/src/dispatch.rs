@@ -1,8 +1,8 @@
 //! Late binding: which stream's bytes the transport gets next.
 //!
 //! The transport serves streams round robin and lets its callers choose no other order. So the bytes of all streams wait in
-//! the connection's [`Hub`](crate::hub::Hub), and the transport receives only the bytes that leave within about a millisecond ([`Binding`]):
-//! urgent bytes wait behind few others. `sched` decides the order; the [`Ledger`] keeps the books.
+//! the connection's [`Hub`](crate::hub::Hub), and the transport receives only the bytes that leave within about a millisecond
+//! ([`Binding`]): urgent bytes wait behind few others. `sched` decides the order; the [`Ledger`] keeps the books.
 //!
 //! | what may go wrong | remedy |
 //! |---|---|

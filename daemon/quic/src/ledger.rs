@@ -131,7 +131,7 @@ impl Ledger {
 
     /// Returns the bytes of a turn: as many packets as half of the low mark holds, at least one; practically without a bound under
     /// [`Binding::Early`]. The transport searches a stream's unacknowledged pieces one by one, so few large ones cost less than many.
-    /// Turns in a class with a rate are shorter.
+    /// Turns under the rate of a user or class are shorter.
     #[must_use]
     pub fn turn_bytes(&self) -> u64 {
         let (low_mark, packet_bytes) = (self.low_mark.load(Relaxed), self.packet_bytes.load(Relaxed));

@@ -17,7 +17,7 @@ pub(crate) struct Streams {
     pub(super) arrived: Vec<(u32, SendStream)>,
     /// Streams whose writers have requests for the driver.
     asked: Vec<u32>,
-    /// Streams whose class may not send before a given time.
+    /// Streams whose user or class may not send before a given time.
     pub(super) capped: Departures,
     /// The driver is gone, and nothing will be sent any more.
     pub(super) abandoned: bool,
