@@ -79,19 +79,12 @@ fn another_binding_counts_at_once_by_what_is_known_of_the_path() {
 }
 
 #[test]
-fn larger_packets_count_at_once() {
+fn larger_packets_count_at_once_and_carry_their_bytes_beside_long_ids_and_numbers() {
     let mut account = Account::new(false);
     let (ledger, _) = account.join();
     ledger.bind(Binding::Late { floor_packets: Some(40) });
     account.on_mtu(1_450);
     assert_eq!(ledger.low_mark.load(Relaxed), 40 * (1_450 - PACKET_OVERHEAD_BYTES));
-}
-
-#[test]
-fn the_bytes_of_a_full_packet_fit_beside_long_ids_and_numbers() {
-    let mut account = Account::new(false);
-    let (ledger, _) = account.join();
-    account.on_mtu(1_450);
     // A 1-RTT header with the longest ID and packet number (RFC 9000 §17.3.1), a STREAM frame with its length beyond 16 streams and 1 GiB
     // (§19.8), and the tag (RFC 9001 §5.3).
     let (header, frame, tag) = (1 + 20 + 4, 1 + 2 + 8 + 2, 16);

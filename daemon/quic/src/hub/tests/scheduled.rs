@@ -279,19 +279,27 @@ fn a_payload_of_the_high_level_waits_for_no_other_class_of_its_user() {
 }
 
 #[test]
-fn what_waits_for_a_user_follows_its_changed_rate() {
+fn what_waits_for_a_departure_follows_a_changed_rate_and_another_class() {
+    let (user, of_user) = of_user(1_000);
+    let of_user = of_user(Level::Low);
+    let [slow, fast] = [1_000, 10_000_000].map(|rate| terms(|class| class.rate_down = Some(rate)));
     let stale = terms(|class| class.drop = DropRule::Sojourn(Duration::from_millis(50)));
-    for (rate, rule, left) in [(None, None, 1), (Some(10_000_000), None, 1), (None, Some(&stale.class), 0)] {
+    for (before, rate, class, left) in [
+        (&of_user, None, &of_user.class, 1),
+        (&of_user, Some(10_000_000), &of_user.class, 1),
+        (&of_user, None, &stale.class, 0),
+        (&slow, None, &fast.class, 1),
+    ] {
         let (hub, counters) = hub_in_time(ML);
-        let (user, terms) = of_user(1_000);
         let flow = open(&hub, 0);
-        flow.set_terms(terms(Level::Low));
+        user.set(Some(1_000), None);
+        flow.set_terms(before.clone());
         send(&flow, &[&[1; 1_000][..]; 2]);
         assert_eq!(transmit(&hub, FakePacket::new(10_000)).len(), 1);
         assert!(flow.is_delayed() && !hub.wants_packet());
         NOW_MS.set(60);
         user.set(rate, None);
-        hub.change_terms(0, |terms| rule.map_or_else(|| terms.clone(), |class| terms.reclassed(class)));
+        hub.change_terms(0, |terms| terms.reclassed(class));
         assert!(!flow.is_delayed() && hub.wants_packet(), "the transport is told");
         assert_eq!(transmit(&hub, FakePacket::new(10_000)).len(), left);
         assert_eq!(counters.dropped_stale.get(), 1 - left as u64, "the rule of a former class counts no more");
@@ -346,19 +354,6 @@ fn a_payload_that_became_stale_while_it_waited_for_a_packet_with_room_is_not_sen
     send(&flow, &[&[3; 1_000]]);
     let left: Vec<_> = transmit(&hub, FakePacket::new(1_200)).iter().map(|datagram| datagram[2]).collect();
     assert_eq!(left, [3]);
-}
-
-#[test]
-fn a_flow_that_moves_to_another_class_waits_for_no_departure_of_the_former() {
-    let (hub, _) = hub_in_time(ML);
-    let flow = open(&hub, 0);
-    flow.set_terms(terms(|class| class.rate_down = Some(1_000)));
-    send(&flow, &[&[1; 1_000][..]; 2]);
-    assert_eq!(transmit(&hub, FakePacket::new(10_000)).len(), 1);
-    assert!(!hub.wants_packet());
-    hub.change_terms(0, |_| terms(|class| class.rate_down = Some(10_000_000)));
-    assert!(hub.wants_packet(), "the transport is told");
-    assert_eq!(transmit(&hub, FakePacket::new(10_000)).len(), 1);
 }
 
 #[test]
