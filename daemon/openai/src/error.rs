@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use masque::request::Refusal;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{excerpt::excerpt, operation::Operation};
 
@@ -12,8 +12,15 @@ use super::{excerpt::excerpt, operation::Operation};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OpenAiError {
     /// The path is unknown.
-    #[error("paced serves /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models and /health")]
+    #[error(
+        "paced serves /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings, /v1/models and /health"
+    )]
     NotFound,
+    /// The path names a stored response.
+    #[error(
+        "paced serves only POST /v1/responses: stored responses stay with the engine that made them, and paced does not know which"
+    )]
+    StoredResponse,
     /// The path takes another method.
     #[error("use {}", .0.methods())]
     Method(Operation),
@@ -45,6 +52,14 @@ pub enum OpenAiError {
         key: &'static str,
         /// The type, with its article.
         expected: &'static str,
+    },
+    /// A key of the body asks for something that paced does not do.
+    #[error("`{key}` is not served here: {why}")]
+    Unserved {
+        /// The key.
+        key: &'static str,
+        /// Why not, and what to do instead.
+        why: &'static str,
     },
     /// The client's key is missing or unknown.
     #[error("the API key is missing or unknown")]
@@ -179,12 +194,17 @@ impl OpenAiError {
     #[must_use]
     pub const fn status(&self) -> u16 {
         match self {
-            Self::NotFound | Self::UnknownModel(_) => 404,
+            Self::NotFound | Self::StoredResponse | Self::UnknownModel(_) => 404,
             Self::Method(_) => 405,
             Self::ContentType | Self::ContentEncoding => 415,
             Self::TooLarge { .. } => 413,
             Self::BodyTimeout => 408,
-            Self::Json(_) | Self::NoModel | Self::WrongType { .. } | Self::Limit(_) | Self::Head(_) => 400,
+            Self::Json(_)
+            | Self::NoModel
+            | Self::WrongType { .. }
+            | Self::Unserved { .. }
+            | Self::Limit(_)
+            | Self::Head(_) => 400,
             Self::Key => 401,
             Self::Crowded
             | Self::BodiesFull { .. }
@@ -236,12 +256,13 @@ impl OpenAiError {
     #[must_use]
     pub const fn code(&self) -> &'static str {
         match self {
-            Self::NotFound => "not_found",
+            Self::NotFound | Self::StoredResponse => "not_found",
             Self::Method(_) => "method_not_allowed",
             Self::ContentType | Self::ContentEncoding => "unsupported_media_type",
             Self::TooLarge { .. } => "body_too_large",
             Self::BodyTimeout => "body_timeout",
             Self::Json(_) | Self::WrongType { .. } => "invalid_body",
+            Self::Unserved { .. } => "unsupported_parameter",
             Self::Limit(_) => "invalid_limit",
             Self::Head(_) => "invalid_head",
             Self::NoModel => "model_missing",
@@ -277,7 +298,7 @@ impl OpenAiError {
     const fn param(&self) -> Option<&'static str> {
         match self {
             Self::NoModel => Some("model"),
-            Self::WrongType { key, .. } => Some(key),
+            Self::WrongType { key, .. } | Self::Unserved { key, .. } => Some(key),
             _ => None,
         }
     }
@@ -285,19 +306,29 @@ impl OpenAiError {
     /// Returns the body with this error, in the form of the API.
     #[must_use]
     pub fn body(&self) -> Bytes {
-        let (message, kind, param, code) = (self.to_string(), self.kind(), self.param(), self.code());
-        json!({ "error": { "message": message, "type": kind, "param": param, "code": code } }).to_string().into()
+        self.json().to_string().into()
     }
 
-    /// Returns the event with this error, for a client that has already received a part of its tokens.
+    fn json(&self) -> Value {
+        let (message, kind, param, code) = (self.to_string(), self.kind(), self.param(), self.code());
+        json!({ "error": { "message": message, "type": kind, "param": param, "code": code } })
+    }
+
+    /// Returns the event with this error, for a client of `operation` that has already received a part of its tokens. In the stream of a
+    /// response, the event has its `number` in the stream.
     #[must_use]
-    pub fn event(&self) -> Bytes {
-        let body = self.body();
-        let mut event = BytesMut::with_capacity(body.len() + 8);
-        for part in [b"data: ", &body[..], b"\n\n"] {
-            event.extend_from_slice(part);
-        }
-        event.freeze()
+    pub fn event(&self, operation: Operation, number: u64) -> Bytes {
+        let event = match operation {
+            Operation::Responses => {
+                let (message, param, code) = (self.to_string(), self.param(), self.code());
+                let error = json!({
+                    "type": "error", "code": code, "message": message, "param": param, "sequence_number": number
+                });
+                format!("event: error\ndata: {error}\n\n")
+            }
+            _ => format!("data: {}\n\n", self.json()),
+        };
+        event.into()
     }
 }
 
@@ -350,11 +381,18 @@ mod tests {
 
     #[test]
     fn an_error_has_the_form_of_the_api() {
-        let body: serde_json::Value = serde_json::from_slice(&OpenAiError::UnknownModel("x".into()).body()).unwrap();
+        let body: Value = serde_json::from_slice(&OpenAiError::UnknownModel("x".into()).body()).unwrap();
         assert_eq!(body["error"]["type"], "not_found_error");
         assert_eq!(body["error"]["code"], "model_not_found");
         assert!(body["error"]["message"].as_str().unwrap().contains("\"x\""), "{body}");
-        let event = OpenAiError::Engine("it stopped").event();
-        assert!(event.starts_with(b"data: {") && event.ends_with(b"}\n\n"));
+        let event = OpenAiError::Engine("it stopped").event(Operation::ChatCompletions, 7);
+        assert!(event.starts_with(b"data: {\"error\":{") && event.ends_with(b"}}\n\n"));
+        let event = OpenAiError::Engine("it stopped").event(Operation::Responses, 7);
+        let event = event.strip_prefix(b"event: error\ndata: ").unwrap().strip_suffix(b"\n\n").unwrap();
+        let expected = json!({
+            "type": "error", "code": "engine_failed", "message": "the engine failed: it stopped", "param": null,
+            "sequence_number": 7
+        });
+        assert_eq!(serde_json::from_slice::<Value>(event).unwrap(), expected);
     }
 }

@@ -38,22 +38,49 @@ pub struct RoutingFields {
     pub model: String,
     /// The range of its name in the body, quotes included.
     model_at: Range<usize>,
-    /// The range of its messages or its prompt; empty if there is neither.
-    prompt_at: Range<usize>,
+    /// The ranges of what an engine reads first and then: its messages or its prompt, or its instructions and its input. The range of a
+    /// missing part is empty.
+    prompt_at: [Range<usize>; 2],
     /// Its `service_tier`, if it names one.
     pub service_tier: Option<String>,
     /// Whether it asks for a stream of events.
     pub is_streamed: bool,
-    /// The maximum of tokens in each answer, if the client sets one: the larger one of `max_completion_tokens` and `max_tokens`, because an
-    /// engine may know only one of them. Engines round a fraction and take a negative number for no maximum, and so does this.
+    /// The maximum of tokens in each answer, if the client sets one: `max_output_tokens` of a response, and else the larger one of
+    /// `max_completion_tokens` and `max_tokens`, because an engine may know only one of them. Engines round a fraction and take a negative
+    /// number for no maximum, and so does this.
     pub max_tokens: Option<u32>,
     /// How many answers the client wants to a prompt, at least 1.
     choices: u32,
     /// How many prompts `prompt` has, at least 1.
     prompts: u32,
+    /// The key, if there is one, that names an earlier response or a conversation, which only one engine may have stored.
+    continues: Option<&'static str>,
 }
 
-/// The keys that are read of a body.
+/// The keys that are read of a body for [`Operation::Responses`].
+#[derive(Deserialize)]
+struct ResponseBody<'a> {
+    #[serde(borrow)]
+    model: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    instructions: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    input: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    stream: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    service_tier: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    max_output_tokens: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    background: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    previous_response_id: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    conversation: Option<&'a RawValue>,
+}
+
+/// The keys that are read of any other body.
 #[derive(Deserialize)]
 struct Body<'a> {
     #[serde(borrow)]
@@ -77,41 +104,78 @@ struct Body<'a> {
 }
 
 impl RoutingFields {
-    /// Reads a request's body.
+    /// Reads a request's body, which has the fields of `operation`.
+    ///
+    /// # Errors
+    /// The body is not a JSON object, names no model, or contains one of these keys twice or with another type. Or it asks for a response
+    /// in the background: its client would have to ask the same engine for it later.
+    pub fn of(operation: Operation, body: &[u8]) -> Result<Self, OpenAiError> {
+        if operation != Operation::Responses {
+            return Self::read(body);
+        }
+        let (text, read): (_, ResponseBody<'_>) = keys(body)?;
+        if is_true(read.background) {
+            return Err(OpenAiError::Unserved {
+                key: "background",
+                why: "paced stores no responses; ask for a stream",
+            });
+        }
+        let max_tokens = typed::<f64>("max_output_tokens", "a number", read.max_output_tokens)?;
+        let service_tier = typed("service_tier", "a string", read.service_tier)?;
+        let (model, model_at) = model(read.model, text)?;
+        let earlier = [("previous_response_id", read.previous_response_id), ("conversation", read.conversation)];
+        Ok(Self {
+            model,
+            model_at,
+            prompt_at: [read.instructions, read.input]
+                .map(|part| part.and_then(|part| place(part.get(), text)).unwrap_or_default()),
+            service_tier,
+            is_streamed: is_true(read.stream),
+            max_tokens: max_tokens.and_then(whole),
+            choices: 1,
+            prompts: 1,
+            continues: earlier.into_iter().find_map(|(key, earlier)| earlier.map(|_| key)),
+        })
+    }
+
+    /// Reads a request's body with the fields that all operations but [`Operation::Responses`] have.
     ///
     /// # Errors
     /// The body is not a JSON object, names no model, or contains one of these keys twice or with another type.
     pub fn read(body: &[u8]) -> Result<Self, OpenAiError> {
-        let text = std::str::from_utf8(body).map_err(|_| OpenAiError::Json("the body is not UTF-8".into()))?;
-        if text.trim_ascii().is_empty() {
-            return Err(OpenAiError::Json("the body is empty".into()));
-        }
-        // It would reach the engine, since the body passes unchanged, and not all engines ignore it.
-        if text.starts_with('\u{feff}') {
-            return Err(OpenAiError::Json("it begins with a byte order mark; send it without one".into()));
-        }
-        // A list would be read as the values of the keys, in their order.
-        if !text.trim_start().starts_with('{') {
-            return Err(OpenAiError::Json("it is not an object".into()));
-        }
-        let read: Body<'_> = serde_json::from_str(text).map_err(|error| OpenAiError::Json(error.to_string()))?;
+        let (text, read): (_, Body<'_>) = keys(body)?;
         let limit = |key, value| typed::<f64>(key, "a number", value);
         let limits =
             [limit("max_completion_tokens", read.max_completion_tokens)?, limit("max_tokens", read.max_tokens)?];
         let service_tier = typed("service_tier", "a string", read.service_tier)?;
-        let raw = read.model.ok_or(OpenAiError::NoModel)?.get();
-        let model: String = serde_json::from_str(raw).map_err(|_| OpenAiError::NoModel)?;
+        let (model, model_at) = model(read.model, text)?;
         let prompt = read.messages.or(read.prompt);
         Ok(Self {
             model,
-            model_at: place(raw, text).ok_or(OpenAiError::NoModel)?,
-            prompt_at: prompt.and_then(|prompt| place(prompt.get(), text)).unwrap_or_default(),
+            model_at,
+            prompt_at: [prompt.and_then(|prompt| place(prompt.get(), text)).unwrap_or_default(), 0..0],
             service_tier,
-            is_streamed: read.stream.is_some_and(|stream| stream.get() == "true"),
+            is_streamed: is_true(read.stream),
             max_tokens: larger(limits),
             choices: choices(read.n).max(choices(read.best_of)),
             prompts: read.prompt.map_or(1, |prompt| prompts(prompt.get())),
+            continues: None,
         })
+    }
+
+    /// Checks that one of `engines` engines can answer the request, whichever gets it.
+    ///
+    /// # Errors
+    /// It continues a response or a conversation that one of several engines may have stored, and nothing says which.
+    pub fn fits(&self, engines: usize) -> Result<(), OpenAiError> {
+        match self.continues {
+            Some(key) if engines > 1 => {
+                let why =
+                    "any of several engines may answer, and only one may know it; send the earlier items as `input`";
+                Err(OpenAiError::Unserved { key, why })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Returns how many answers an engine makes for it: none for embeddings, and else `n` or `best_of`, whichever is
@@ -125,10 +189,11 @@ impl RoutingFields {
         }
     }
 
-    /// Returns the messages or the prompt as they occur in `body`, from which this was read; empty if there are none.
+    /// Returns what an engine reads of the request, in the order in which it reads, as it occurs in `body`, from which this was read: the
+    /// messages or the prompt, or the instructions and the input of a response. What is missing is empty.
     #[must_use]
-    pub fn prompt<'a>(&self, body: &'a [u8]) -> &'a [u8] {
-        body.get(self.prompt_at.clone()).unwrap_or_default()
+    pub fn prompt<'a>(&self, body: &'a [u8]) -> [&'a [u8]; 2] {
+        self.prompt_at.clone().map(|at| body.get(at).unwrap_or_default())
     }
 
     /// Returns the addition to `body`, from which this was read, that asks for `usage` in the stream of its answer.
@@ -150,6 +215,34 @@ impl RoutingFields {
         changes.sort_by_key(|change| change.as_ref().map(|(at, _)| at.start));
         RenamedBody::changed(body, changes.into_iter().flatten())
     }
+}
+
+/// Returns the text of a body, and the keys that are read of it.
+fn keys<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<(&'a str, T), OpenAiError> {
+    let text = std::str::from_utf8(body).map_err(|_| OpenAiError::Json("the body is not UTF-8".into()))?;
+    if text.trim_ascii().is_empty() {
+        return Err(OpenAiError::Json("the body is empty".into()));
+    }
+    // It would reach the engine, since the body passes unchanged, and not all engines ignore it.
+    if text.starts_with('\u{feff}') {
+        return Err(OpenAiError::Json("it begins with a byte order mark; send it without one".into()));
+    }
+    // A list would be read as the values of the keys, in their order.
+    if !text.trim_start().starts_with('{') {
+        return Err(OpenAiError::Json("it is not an object".into()));
+    }
+    Ok((text, serde_json::from_str(text).map_err(|error| OpenAiError::Json(error.to_string()))?))
+}
+
+/// Reads the name of the model, and its place in the text of the body.
+fn model(value: Option<&RawValue>, text: &str) -> Result<(String, Range<usize>), OpenAiError> {
+    let raw = value.ok_or(OpenAiError::NoModel)?.get();
+    let model = serde_json::from_str(raw).map_err(|_| OpenAiError::NoModel)?;
+    Ok((model, place(raw, text).ok_or(OpenAiError::NoModel)?))
+}
+
+fn is_true(value: Option<&RawValue>) -> bool {
+    value.is_some_and(|value| value.get() == "true")
 }
 
 /// Reads the value of a key, if there is one.
@@ -233,9 +326,53 @@ mod tests {
     #[test]
     fn the_prompt_is_the_messages_or_the_prompt_as_they_stand_in_the_body() {
         let prompt = |body: &'static str| RoutingFields::read(body.as_bytes()).unwrap().prompt(body.as_bytes());
-        assert_eq!(prompt(r#"{"model":"m", "messages" : [ {"a":1} ] }"#), br#"[ {"a":1} ]"#);
-        assert_eq!(prompt(r#"{"prompt":"x y","model":"m"}"#), br#""x y""#);
-        assert_eq!(prompt(r#"{"model":"m","prompt":null}"#), b"");
+        assert_eq!(prompt(r#"{"model":"m", "messages" : [ {"a":1} ] }"#), [&br#"[ {"a":1} ]"#[..], b""]);
+        assert_eq!(prompt(r#"{"prompt":"x y","model":"m"}"#), [&br#""x y""#[..], b""]);
+        assert_eq!(prompt(r#"{"model":"m","prompt":null}"#), [b""; 2]);
+    }
+
+    fn response(body: &str) -> Result<RoutingFields, OpenAiError> {
+        RoutingFields::of(Operation::Responses, body.as_bytes())
+    }
+
+    #[test]
+    fn a_response_has_fields_of_its_own_and_one_answer() {
+        let body = r#"{"input":[ "a" ],"model":"m","stream":true,"service_tier":"flex","instructions":"b","n":7,"prompt":[1],
+            "max_tokens":"x","best_of":9,"max_output_tokens":5.0}"#;
+        let fields = response(body).unwrap();
+        assert_eq!(
+            (&fields.model[..], fields.service_tier.as_deref(), fields.max_tokens),
+            ("m", Some("flex"), Some(5))
+        );
+        assert_eq!((fields.is_streamed, fields.answers(Operation::Responses)), (true, 1));
+        assert_eq!(fields.prompt(body.as_bytes()), [&br#""b""#[..], br#"[ "a" ]"#], "as the engine reads them");
+        let only = r#"{"model":"m","input":"a","instructions":null,"max_output_tokens":null}"#;
+        let fields = response(only).unwrap();
+        assert_eq!((fields.prompt(only.as_bytes()), fields.max_tokens), ([&b""[..], br#""a""#], None));
+        let chat = RoutingFields::of(Operation::ChatCompletions, br#"{"model":"m","max_output_tokens":"x"}"#).unwrap();
+        assert_eq!(chat.max_tokens, None);
+    }
+
+    /// The status and the code of a refusal, and the key that it is about.
+    fn told(refusal: &OpenAiError) -> (u16, &'static str, serde_json::Value) {
+        let body: serde_json::Value = serde_json::from_slice(&refusal.body()).unwrap();
+        (refusal.status(), refusal.code(), body["error"]["param"].clone())
+    }
+
+    #[test]
+    fn what_needs_the_engine_that_stored_a_response_is_refused_unless_there_is_only_one() {
+        for (keys, param) in [
+            (r#""previous_response_id":"resp_1""#, "previous_response_id"),
+            (r#""conversation":{"id":"conv_1"}"#, "conversation"),
+        ] {
+            let fields = response(&format!(r#"{{"model":"m",{keys}}}"#)).unwrap();
+            assert_eq!((fields.fits(0), fields.fits(1)), (Ok(()), Ok(())), "{keys}");
+            assert_eq!(told(&fields.fits(2).unwrap_err()), (400, "unsupported_parameter", param.into()));
+        }
+        let plain = r#"{"model":"m","previous_response_id":null,"conversation":null,"background":false,"store":true}"#;
+        assert_eq!(response(plain).unwrap().fits(2), Ok(()));
+        let refusal = response(r#"{"model":"m","background":true}"#).unwrap_err();
+        assert_eq!(told(&refusal), (400, "unsupported_parameter", "background".into()));
     }
 
     #[test]

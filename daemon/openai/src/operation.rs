@@ -7,6 +7,8 @@ pub enum Operation {
     ChatCompletions,
     /// `POST /v1/completions`.
     Completions,
+    /// `POST /v1/responses`.
+    Responses,
     /// `POST /v1/embeddings`.
     Embeddings,
     /// `GET /v1/models`.
@@ -24,6 +26,7 @@ impl Operation {
         match self {
             Self::ChatCompletions => "/v1/chat/completions",
             Self::Completions => "/v1/completions",
+            Self::Responses => "/v1/responses",
             Self::Embeddings => "/v1/embeddings",
             Self::Models => "/v1/models",
             Self::Model => "/v1/models/{id}",
@@ -31,7 +34,8 @@ impl Operation {
         }
     }
 
-    /// Whether its streams may end with an event of `usage`, if the request asks for it (`stream_options.include_usage`).
+    /// Whether its streams may end with an event of `usage`, if the request asks for it (`stream_options.include_usage`). The last event of
+    /// a response has `usage` in any case.
     #[must_use]
     pub const fn may_have_usage_event(self) -> bool {
         matches!(self, Self::ChatCompletions | Self::Completions)
@@ -55,6 +59,8 @@ impl Operation {
         match self {
             Self::ChatCompletions => "chat",
             Self::Completions => "text_completion",
+            // The conventions have no name for it.
+            Self::Responses => "responses",
             Self::Embeddings => "embeddings",
             Self::Models => "models",
             Self::Model => "model",

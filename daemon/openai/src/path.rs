@@ -3,8 +3,17 @@
 use super::{error::OpenAiError, operation::Operation};
 
 /// The operations that a path names completely.
-const WHOLE: [Operation; 5] =
-    [Operation::ChatCompletions, Operation::Completions, Operation::Embeddings, Operation::Models, Operation::Health];
+const WHOLE: [Operation; 6] = [
+    Operation::ChatCompletions,
+    Operation::Completions,
+    Operation::Responses,
+    Operation::Embeddings,
+    Operation::Models,
+    Operation::Health,
+];
+
+/// The beginning of paths that name a response which an engine may have stored, or an operation on one.
+const STORED: &[u8] = b"/v1/responses/";
 
 impl Operation {
     /// Returns the operation that a request's method and path name; the query does not count.
@@ -16,6 +25,9 @@ impl Operation {
             Some(_) => Self::Model,
             None => {
                 let path = without_query(path);
+                if path.starts_with(STORED) {
+                    return Err(OpenAiError::StoredResponse);
+                }
                 let operation = WHOLE.into_iter().find(|operation| operation.path().as_bytes() == path);
                 operation.ok_or(OpenAiError::NotFound)?
             }
@@ -62,6 +74,9 @@ mod tests {
         assert_eq!(Operation::of(b"GET", b"/v1/completions"), Err(OpenAiError::Method(Operation::Completions)));
         assert_eq!(Operation::of(b"POST", b"/v1/completions/"), Err(OpenAiError::NotFound));
         assert_eq!(Operation::of(b"POST", b""), Err(OpenAiError::NotFound));
+        assert_eq!(Operation::of(b"POST", b"/v1/responses?a=b"), Ok(Operation::Responses));
+        assert_eq!(Operation::of(b"GET", b"/v1/responses"), Err(OpenAiError::Method(Operation::Responses)));
+        assert_eq!(Operation::of(b"POST", b"/v1/responsesx"), Err(OpenAiError::NotFound));
         assert_eq!(Operation::of(b"GET", b"/v1/models/"), Err(OpenAiError::NotFound));
         assert_eq!(Operation::of(b"GET", b"/v1/models/a/b?c"), Ok(Operation::Model));
         assert_eq!(Operation::of(b"DELETE", b"/v1/models/a"), Err(OpenAiError::Method(Operation::Model)));
@@ -69,6 +84,21 @@ mod tests {
             [&b"GET"[..], b"HEAD"].map(|method| Operation::of(method, b"/health")),
             [const { Ok(Operation::Health) }; 2]
         );
+    }
+
+    #[test]
+    fn a_stored_response_is_not_found_whatever_is_asked_of_it() {
+        for (method, path) in [
+            ("GET", "/v1/responses/resp_1"),
+            ("GET", "/v1/responses/resp_1/input_items?limit=1"),
+            ("DELETE", "/v1/responses/resp_1"),
+            ("POST", "/v1/responses/resp_1/cancel"),
+            ("POST", "/v1/responses/"),
+        ] {
+            let refusal = Operation::of(method.as_bytes(), path.as_bytes()).unwrap_err();
+            assert_eq!((refusal.status(), refusal.code()), (404, "not_found"), "{method} {path}");
+            assert!(refusal.to_string().contains("the engine that made them"), "{method} {path}: {refusal}");
+        }
     }
 
     #[test]

@@ -4,14 +4,16 @@ use bytes::{Buf as _, Bytes, BytesMut};
 use serde::{Deserialize, de::IgnoredAny};
 use serde_json::value::RawValue;
 
+pub use self::{engine_error::EngineError, malformed::MalformedEvent, token_report::TokenReport};
 use self::{
     malformed::MAX_EVENT_BYTES,
+    response_event::ResponseEvent,
     usage_filter::{EventLine, UsageFilter},
 };
-pub use self::{malformed::MalformedEvent, token_report::TokenReport};
-use crate::is_about_credentials;
 
+mod engine_error;
 mod malformed;
+mod response_event;
 mod token_report;
 mod usage_filter;
 
@@ -27,24 +29,8 @@ pub struct EventStreamParser {
     with_content: u64,
     steps: u64,
     error: Option<EngineError>,
-}
-
-/// An error that an engine reports within an answer that it began with success: vLLM ends every stream that fails with such an event and
-/// `[DONE]`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EngineError {
-    /// The status from 400 to 499 that its `code` names, if the engine seems to refuse the request rather than fail. vLLM and SGLang
-    /// name 400 for many failures of their own, so this is no proof. A status about the gateway's credentials is no refusal.
-    pub refusal: Option<u16>,
-    /// The data of the event, or the answer without events, in the form of the API.
-    pub json: Bytes,
-}
-
-/// The key that is read of an answer without events.
-#[derive(Deserialize)]
-struct Answer<'a> {
-    #[serde(borrow, default)]
-    error: Option<&'a RawValue>,
+    /// The number of the next event in the stream of a response.
+    next_number: u64,
 }
 
 /// The keys that are read of an event.
@@ -58,12 +44,15 @@ struct Event<'a> {
     timings: Option<&'a RawValue>,
     #[serde(borrow, default)]
     choices: Vec<Choice<'a>>,
-}
-
-/// `error` of an event. Codes that are no numbers say no status.
-#[derive(Deserialize)]
-struct ErrorCode {
-    code: u16,
+    /// The type of an event in the stream of a response.
+    #[serde(borrow, default, rename = "type")]
+    kind: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    delta: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    sequence_number: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    response: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
@@ -90,24 +79,6 @@ struct Delta<'a> {
     /// What preceded `tool_calls`.
     #[serde(borrow, default)]
     function_call: Option<&'a RawValue>,
-}
-
-impl EngineError {
-    /// Reads the error of a complete answer without events; `None` if it is an answer.
-    #[must_use]
-    pub fn of_answer(body: &[u8]) -> Option<Self> {
-        // A list would be read as the values of the keys, in their order.
-        if !body.trim_ascii_start().starts_with(b"{") {
-            return None;
-        }
-        Some(Self::new(serde_json::from_slice::<Answer<'_>>(body).ok()?.error?, body))
-    }
-
-    fn new(error: &RawValue, json: &[u8]) -> Self {
-        let code = serde_json::from_str::<ErrorCode>(error.get()).ok().map(|error| error.code);
-        let refusal = code.filter(|code| (400..500).contains(code) && !is_about_credentials(*code));
-        Self { refusal, json: Bytes::copy_from_slice(json) }
-    }
 }
 
 impl EventStreamParser {
@@ -176,6 +147,7 @@ impl EventStreamParser {
                 self.steps += u64::from(!event.choices.is_empty());
                 self.report.note(event.usage, event.timings);
                 self.with_content += u64::from(event.choices.iter().any(Choice::has_content));
+                self.note_response(&event, data);
                 if let Some(error) = event.error.filter(|_| self.error.is_none()) {
                     self.error = Some(EngineError::new(error, data));
                 }
@@ -190,23 +162,48 @@ impl EventStreamParser {
         }
     }
 
+    /// Notes what an event of a response shows, if it is one.
+    fn note_response(&mut self, event: &Event<'_>, data: &[u8]) {
+        let has_delta = event.delta.is_some_and(is_content);
+        let Some(shown) = event.kind.and_then(|kind| ResponseEvent::of(kind.get(), has_delta)) else { return };
+        let number = event.sequence_number.and_then(|number| number.get().parse().ok());
+        self.next_number = number.unwrap_or(self.next_number).saturating_add(1);
+        self.steps += u64::from(matches!(shown, ResponseEvent::Step | ResponseEvent::Content));
+        self.with_content += u64::from(shown == ResponseEvent::Content);
+        self.is_done |= shown == ResponseEvent::Ended;
+        let last = shown.last(event.response);
+        self.report.note(last.as_ref().and_then(|last| last.usage), None);
+        if shown == ResponseEvent::Failed && event.error.is_none() && self.error.is_none() {
+            let described = last.and_then(|last| last.error).or_else(|| serde_json::from_slice(data).ok());
+            self.error = described.map(EngineError::of_response);
+        }
+    }
+
     /// Returns the engine's report of tokens so far.
     #[must_use]
     pub const fn report(&self) -> TokenReport {
         self.report
     }
 
-    /// Returns how many events with tokens have passed. The first event of a chat often names a role and contains no token.
+    /// Returns how many events with tokens have passed. The first event of a chat often names a role and contains no token; the first
+    /// events of a response repeat the request.
     #[must_use]
     pub const fn with_content(&self) -> u64 {
         self.with_content
     }
 
-    /// Returns how many events have passed that may show that the engine works on the answer: those with a choice, even without a token,
-    /// since an engine may keep tokens back, and those with keys outside of the API. Comments and reports of `usage` are none.
+    /// Returns how many events have passed that may show that the engine works on the answer: those with a choice or a part of a response,
+    /// even without a token, since an engine may keep tokens back, and those with keys outside of the API. Comments and reports of `usage`
+    /// are none.
     #[must_use]
     pub const fn steps(&self) -> u64 {
         self.steps
+    }
+
+    /// Returns the number of the next event in the stream of a response: it follows the newest one, or counts the events if they have none.
+    #[must_use]
+    pub const fn next_number(&self) -> u64 {
+        self.next_number
     }
 
     /// Returns the first error that the engine has reported, if any.
@@ -228,8 +225,12 @@ impl Choice<'_> {
             let Delta { content, refusal, reasoning_content, reasoning, tool_calls, function_call } = *delta;
             [content, refusal, reasoning_content, reasoning, tool_calls, function_call]
         });
-        delta.chain([self.text]).flatten().any(|value| !matches!(value.get(), "null" | "\"\"" | "[]"))
+        delta.chain([self.text]).flatten().any(is_content)
     }
+}
+
+fn is_content(value: &RawValue) -> bool {
+    !matches!(value.get(), "null" | "\"\"" | "[]")
 }
 
 #[cfg(test)]
@@ -402,7 +403,9 @@ mod tests {
         let failed = r#"{"error":{"message":"m","type":"InternalServerError","param":null,"code":500}}"#;
         assert_eq!(refusal(failed), None);
         assert_eq!(refusal(r#"{"error":{"message":"too long","code":400}}"#), Some(400));
-        for code in ["499", "400.5", "\"400\"", "-1", "399", "401", "407", "500", "70000", "null"] {
+        for code in
+            ["499", "400.5", "\"400\"", "\"invalid_api_key\"", "-1", "399", "401", "407", "500", "70000", "null"]
+        {
             let refused = refusal(&format!(r#"{{"error":{{"code":{code}}}}}"#));
             assert_eq!(refused, (code == "499").then_some(499), "{code}");
         }
@@ -410,17 +413,6 @@ mod tests {
         let mut events = EventStreamParser::default();
         events.push(Bytes::from_static(b"data: {\"error\":null,\"choices\":[{\"text\":\"error\"}]}\n\n")).unwrap();
         assert_eq!((events.error(), events.with_content()), (None, 1));
-    }
-
-    #[test]
-    fn an_answer_without_events_may_be_an_error_too() {
-        let error = |body: &str| EngineError::of_answer(body.as_bytes());
-        let refused = r#" {"error":{"message":"m","code":400},"choices":[]} "#;
-        assert_eq!(error(refused), Some(EngineError { refusal: Some(400), json: refused.into() }));
-        assert_eq!(error(r#"{"error":"x"}"#).unwrap().refusal, None);
-        for answer in [r#"{"error":null}"#, r#"{"choices":[{"error":"x"}]}"#, r#"[{"error":1}]"#, "[1]", "x", ""] {
-            assert_eq!(error(answer), None, "{answer}");
-        }
     }
 
     #[test]

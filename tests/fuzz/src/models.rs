@@ -2,22 +2,29 @@
 
 use bytes::Bytes;
 use engines::reported;
-use openai::{RoutingFields, sse::EventStreamParser};
+use openai::{Operation, RoutingFields, sse::EventStreamParser};
 use serde_json::Value;
 
 /// Bodies of requests: paced rewrites the model's name and may add the request for `usage`; the rest keeps its meaning.
 pub fn model_request(input: &[u8]) {
-    let Ok(ask) = RoutingFields::read(input) else { return };
     let name = "another \"model\"\n";
-    let rewritten = ask.for_engine(&Bytes::copy_from_slice(input), name, None).to_vec();
-    let again = RoutingFields::read(&rewritten).unwrap_or_else(|refusal| panic!("{refusal}"));
-    assert_eq!((&again.model[..], &again.service_tier, again.max_tokens), (name, &ask.service_tier, ask.max_tokens));
     // Parsing may fail, because a number may exceed the range of `Value`.
     let value = |body: &[u8]| serde_json::from_slice::<Value>(body);
-    if let (Ok(mut before), Ok(after)) = (value(input), value(&rewritten)) {
-        before["model"] = name.into();
-        assert_eq!(before, after);
+    for operation in [Operation::Responses, Operation::ChatCompletions] {
+        let Ok(ask) = RoutingFields::of(operation, input) else { continue };
+        let rewritten = ask.for_engine(&Bytes::copy_from_slice(input), name, None).to_vec();
+        let again = RoutingFields::of(operation, &rewritten).unwrap_or_else(|refusal| panic!("{refusal}"));
+        assert_eq!(
+            (&again.model[..], &again.service_tier, again.max_tokens),
+            (name, &ask.service_tier, ask.max_tokens)
+        );
+        assert_eq!((again.prompt(&rewritten), again.fits(2)), (ask.prompt(input), ask.fits(2)));
+        if let (Ok(mut before), Ok(after)) = (value(input), value(&rewritten)) {
+            before["model"] = name.into();
+            assert_eq!(before, after);
+        }
     }
+    let Ok(ask) = RoutingFields::read(input) else { return };
     let Some(added) = ask.usage_option(input) else { return };
     let asking = ask.for_engine(&Bytes::copy_from_slice(input), name, Some(&added)).to_vec();
     let again = RoutingFields::read(&asking).unwrap_or_else(|refusal| panic!("{refusal}"));
@@ -48,7 +55,8 @@ pub fn model_events(input: &[u8]) {
         }
         assert!(passed.last().is_none_or(|last| *last == b'\n'));
         assert!(is_filtered || bytes.starts_with(&passed));
-        (is_whole.then_some((events.report(), events.with_content(), events.is_done())), is_whole.then_some(passed))
+        let counts = (events.report(), events.with_content(), events.is_done(), events.next_number());
+        (is_whole.then_some(counts), is_whole.then_some(passed))
     };
     let [plain, cut] = [usize::MAX, usize::from(*size)].map(|size| pass(size, false));
     assert_eq!(plain, cut);

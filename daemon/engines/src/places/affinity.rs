@@ -143,14 +143,21 @@ impl PrefixAffinity {
 }
 
 impl Prefixes {
-    /// Returns the hashes of the parts of a user's request that other requests may share: its session, from `head`, and its `prompt` (JSON).
-    /// Each user names its own sessions.
+    /// Returns the hashes of the parts of a user's request that other requests may share: its session, from `head`, and the two parts of its
+    /// `prompt` (JSON) as one. Each user names its own sessions.
     #[must_use]
-    pub fn of(&self, head: &RequestHead, user: Option<&str>, prompt: &[u8]) -> PrefixHashes {
+    pub fn of(&self, head: &RequestHead, user: Option<&str>, prompt: [&[u8]; 2]) -> PrefixHashes {
         let session = head.field(SESSION).filter(|session| !session.is_empty());
         let mut hasher = self.0.build_hasher();
         // The rest of a prompt that fills no block is the part that differs in the next turn.
-        let blocks = prompt.chunks_exact(BLOCK_BYTES).take(BLOCKS);
+        let mut left = BLOCKS * BLOCK_BYTES;
+        let compared = prompt.map(|part| {
+            let begun = part.get(..left).unwrap_or(part);
+            left -= begun.len();
+            begun
+        });
+        let compared = compared.concat();
+        let blocks = compared.chunks_exact(BLOCK_BYTES);
         let hash = |block| {
             hasher.write(block);
             hasher.finish()
@@ -159,7 +166,7 @@ impl Prefixes {
             user: self.0.hash_one(user),
             session: session.map(|session| self.0.hash_one((SESSION, user, session))),
             blocks: blocks.map(hash).collect(),
-            bytes: prompt.len(),
+            bytes: prompt.iter().map(|part| part.len()).sum(),
         }
     }
 }
@@ -291,7 +298,7 @@ mod tests {
         let (prefixes, mut affinity) = (Prefixes::default(), Affinity::default());
         let prefix = |turns: usize, who: &str| {
             let text = (0..turns).map(|turn| format!("{turn:>600}{who}")).collect::<String>();
-            prefixes.of(&head(None), None, text.as_bytes())
+            prefixes.of(&head(None), None, [text.as_bytes(), b""])
         };
         assert_eq!(kept(&affinity, &prefix(3, "ann")), None);
         affinity.note(&prefix(3, "ann"), 1, 0);
@@ -299,13 +306,13 @@ mod tests {
         affinity.note(&prefix(3, "bob"), 0, 0);
         assert_eq!(kept(&affinity, &prefix(4, "ann")), Some(1), "what both have in common is shorter");
         assert_eq!(kept(&affinity, &prefix(1, "eve")), Some(0));
-        assert_eq!(kept(&affinity, &prefixes.of(&head(None), None, b"short")), None);
+        assert_eq!(kept(&affinity, &prefixes.of(&head(None), None, [b"short", b""])), None);
     }
 
     #[test]
     fn a_session_counts_before_the_prompt() {
         let prefixes = Prefixes::default();
-        let of = |session, prompt: &str| prefixes.of(&head(session), None, prompt.as_bytes());
+        let of = |session, prompt: &str| prefixes.of(&head(session), None, [prompt.as_bytes(), b""]);
         let (one, other) = ("x".repeat(2_000), "y".repeat(2_000));
         let mut affinity = Affinity::default();
         affinity.note(&of(Some("s"), &one), 2, 0);
@@ -314,7 +321,7 @@ mod tests {
         assert_eq!(affinity.engines(&of(Some("t"), &other)).next(), None);
         assert_eq!(affinity.engines(&of(None, &one)).next(), None);
         assert_ne!(of(Some("s"), &one), of(Some("t"), &one));
-        let by = |user| prefixes.of(&head(Some("s")), user, one.as_bytes());
+        let by = |user| prefixes.of(&head(Some("s")), user, [one.as_bytes(), b""]);
         assert!(
             by(Some("ann")) == by(Some("ann")) && by(Some("ann")) != by(Some("bob")),
             "each user has its own sessions"
@@ -322,16 +329,29 @@ mod tests {
         assert_eq!(of(Some(""), &one), of(None, &one));
         assert_ne!(
             of(None, &one),
-            Prefixes::default().of(&head(None), None, one.as_bytes()),
+            Prefixes::default().of(&head(None), None, [one.as_bytes(), b""]),
             "hashes cannot be foreseen"
         );
         assert_eq!(of(None, &"x".repeat(1 << 20)).blocks.len(), BLOCKS);
     }
 
     #[test]
+    fn the_parts_of_a_prompt_count_as_one() {
+        let prefixes = Prefixes::default();
+        let text = "xyz".repeat(BLOCKS * BLOCK_BYTES);
+        let of = |at: usize| prefixes.of(&head(None), None, text.as_bytes().split_at(at).into());
+        let whole = of(text.len());
+        assert_eq!((whole.bytes, whole.blocks.len()), (text.len(), BLOCKS));
+        for at in [0, 1, 700, BLOCKS * BLOCK_BYTES, BLOCKS * BLOCK_BYTES + 1] {
+            assert_eq!(of(at), whole, "divided at {at}");
+        }
+        assert_eq!(prefixes.of(&head(None), None, [b"", &text.as_bytes()[..600]]).blocks[..], whole.blocks[..1]);
+    }
+
+    #[test]
     fn an_engine_has_cached_what_it_was_sent_until_that_is_old() {
         let (prefixes, mut affinity) = (Prefixes::default(), Affinity::default());
-        let of = |session, bytes: usize| prefixes.of(&head(session), None, "x".repeat(bytes).as_bytes());
+        let of = |session, bytes: usize| prefixes.of(&head(session), None, ["x".repeat(bytes).as_bytes(), b""]);
         affinity.note(&of(None, 1_100), 1, 0);
         let cached = |affinity: &Affinity, prefix, now_ns| {
             let cached = affinity.cached_bytes(&prefix, 3, now_ns).into_iter();
@@ -361,7 +381,7 @@ mod tests {
         let (prefixes, mut affinity) = (Prefixes::default(), Affinity::default());
         let of = |session, parts: &[(&str, usize)]| {
             let prompt: String = parts.iter().map(|(letter, bytes)| letter.repeat(*bytes)).collect();
-            prefixes.of(&head(session), None, prompt.as_bytes())
+            prefixes.of(&head(session), None, [prompt.as_bytes(), b""])
         };
         let cached = |affinity: &Affinity, prefix| {
             let CachedBytes { compared, expected } = affinity.cached_bytes(&prefix, 1, 0)[0];
@@ -383,7 +403,7 @@ mod tests {
     #[test]
     fn an_engine_is_believed_as_far_as_its_reports_confirm_and_again_once_they_do() {
         let (prefixes, mut affinity) = (Prefixes::default(), Affinity::default());
-        let chat = prefixes.of(&head(Some("s")), None, "x".repeat(16_000).as_bytes());
+        let chat = prefixes.of(&head(Some("s")), None, ["x".repeat(16_000).as_bytes(), b""]);
         affinity.note(&chat, 1, 0);
         let cached = |affinity: &Affinity| affinity.cached_bytes(&chat, 2, 0)[1].expected;
         affinity.confirm(1, chat.user, 5, Some(6));
@@ -405,7 +425,7 @@ mod tests {
     #[test]
     fn a_report_counts_for_its_user() {
         let (prefixes, mut affinity) = (Prefixes::default(), Affinity::default());
-        let of = |user| prefixes.of(&head(None), user, "x".repeat(2_048).as_bytes());
+        let of = |user| prefixes.of(&head(None), user, ["x".repeat(2_048).as_bytes(), b""]);
         let (ann, eve, nobody) = (of(Some("ann")), of(Some("eve")), of(None));
         affinity.note(&ann, 1, 0);
         (0..20).for_each(|_| _ = affinity.confirm(1, eve.user, 5, Some(0)));
@@ -429,7 +449,7 @@ mod tests {
     #[test]
     fn an_engine_that_keeps_no_prompts_makes_way_for_one_with_a_shorter_beginning() {
         let (prefixes, mut affinity) = (Prefixes::default(), Affinity::default());
-        let of = |bytes: usize| prefixes.of(&head(None), None, "x".repeat(bytes).as_bytes());
+        let of = |bytes: usize| prefixes.of(&head(None), None, ["x".repeat(bytes).as_bytes(), b""]);
         affinity.note(&of(2_000), 1, 0);
         affinity.note(&of(600), 0, 0);
         assert_eq!((kept(&affinity, &of(5_000)), kept(&affinity, &of(600))), (Some(1), Some(0)));

@@ -69,7 +69,7 @@ fn the_next_turn_of_a_chat_goes_where_the_one_before_was_unless_that_engine_is_m
     let engines = engines(3, 16);
     let prefixes = Prefixes::default();
     let turn = |turns: usize| Wish {
-        prefix: prefixes.of(&head(), None, "x".repeat(600 * turns).as_bytes()),
+        prefix: prefixes.of(&head(), None, ["x".repeat(600 * turns).as_bytes(), b""]),
         ..Wish::default()
     };
     let _busy = now(engines.take(Service::default(), &[]));
@@ -90,7 +90,7 @@ fn the_next_turn_of_a_chat_goes_where_the_one_before_was_unless_that_engine_is_m
 #[test]
 fn a_prompt_whose_engine_keeps_none_is_not_new() {
     let engines = engines(2, 16);
-    let wish = Wish { prefix: Prefixes::default().of(&head(), None, &[b'x'; 600]), ..Wish::default() };
+    let wish = Wish { prefix: Prefixes::default().of(&head(), None, [&[b'x'; 600], b""]), ..Wish::default() };
     let first = now(engines.take(to_engine(wish.clone()), &[]));
     assert_eq!((first.replica, first.affinity), (0, PrefixAffinity::New));
     (0..20).for_each(|_| _ = engines.confirm_cached(0, wish.prefix.user, 1, Some(0)));
@@ -120,7 +120,7 @@ fn the_engine_that_was_chosen_serves_while_it_has_room_and_none_knows_the_prompt
     drop(places);
 
     let engines = self::engines(3, 16);
-    let prefix = || Prefixes::default().of(&head(), None, &[b'x'; 600]);
+    let prefix = || Prefixes::default().of(&head(), None, [&[b'x'; 600], b""]);
     let prefix = prefix();
     let with = |preferred| Wish { prefix: prefix.clone(), preferred: Some(preferred), ..Wish::default() };
     assert_eq!(engines.foresee(&with(1)), Some(1));
@@ -141,7 +141,7 @@ fn the_engine_that_was_chosen_serves_while_it_has_room_and_none_knows_the_prompt
 #[test]
 fn a_choice_that_weighs_cached_prompts_holds_even_if_another_engine_knows_the_prompt() {
     let engines = engines(3, 2);
-    let prefix = Prefixes::default().of(&head(), None, &[b'x'; 600]);
+    let prefix = Prefixes::default().of(&head(), None, [&[b'x'; 600], b""]);
     let with = |preferred, weighs_cache| Wish { prefix: prefix.clone(), preferred: Some(preferred), weighs_cache };
     let first = now(engines.take(to_engine(with(1, true)), &[]));
     assert_eq!((first.replica, first.affinity), (1, PrefixAffinity::New));
@@ -385,7 +385,7 @@ fn requests_that_end_at_the_gateway_before_a_reload_count_after_it_and_the_other
 
 #[test]
 fn a_reload_forgets_neither_that_an_engine_hangs_nor_which_engine_knows_a_chat_and_trusts_no_health_without_checks() {
-    let prefix = Prefixes::default().of(&head(), None, &[b'x'; 600]);
+    let prefix = Prefixes::default().of(&head(), None, [&[b'x'; 600], b""]);
     for (is_checked, is_usable) in [(true, false), (false, true)] {
         let before = engines(2, 2);
         before.expect(true, u64::MAX);
@@ -435,7 +435,7 @@ fn two_gateways_that_give_at_once_never_give_an_engine_more_than_it_may_have() {
     after.share(0, &before, 0, true);
     let (most, begin) = (AtomicU32::new(0), Barrier::new(2));
     // A long prompt, because a gateway notes its blocks when it gives a place.
-    let prefix = Prefixes::default().of(&head(), None, &[b'x'; 16 << 10]);
+    let prefix = Prefixes::default().of(&head(), None, [&[b'x'; 16 << 10], b""]);
     let serve = &|engines: &Arc<Engines>| {
         begin.wait();
         for _ in 0..60_000 {

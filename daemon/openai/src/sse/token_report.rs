@@ -9,7 +9,7 @@ use crate::TokenUsage;
 /// byte. Larger numbers are an engine's fault, and would use up months and distort predictions.
 const MOST_TOKENS: (u64, u64) = (1 << 28, 1 << 20);
 
-/// `usage` as engines write it.
+/// `usage` as engines write it. In responses, the keys have other names.
 #[derive(Deserialize)]
 struct Usage<'a> {
     #[serde(borrow, default)]
@@ -18,9 +18,15 @@ struct Usage<'a> {
     completion_tokens: Option<&'a RawValue>,
     #[serde(borrow, default)]
     prompt_tokens_details: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    input_tokens: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    output_tokens: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    input_tokens_details: Option<&'a RawValue>,
 }
 
-/// `prompt_tokens_details` of `usage`.
+/// `prompt_tokens_details` of `usage`, or `input_tokens_details`.
 #[derive(Deserialize)]
 struct PromptDetails {
     cached_tokens: u64,
@@ -29,9 +35,9 @@ struct PromptDetails {
 /// An engine's report of the tokens of an answer, final or so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TokenReport {
-    /// `prompt_tokens` of `usage`. Reports of embeddings have only these.
+    /// `prompt_tokens` or `input_tokens` of `usage`. Reports of embeddings have only these.
     prompt: Option<u64>,
-    /// `completion_tokens` of `usage`.
+    /// `completion_tokens` or `output_tokens` of `usage`.
     completion: Option<u64>,
     /// The tokens of the prompt that the engine had in its cache, by its own report.
     cached: Option<u64>,
@@ -60,7 +66,7 @@ struct Answer<'a> {
 
 /// Reads an object; `None` if it is something else, which only the engine and the client understand. A list would be read as the values of
 /// the keys, in their order.
-fn object<'a, T: Deserialize<'a>>(json: &'a RawValue) -> Option<T> {
+pub(super) fn object<'a, T: Deserialize<'a>>(json: &'a RawValue) -> Option<T> {
     json.get().starts_with('{').then(|| serde_json::from_str(json.get()).ok()).flatten()
 }
 
@@ -101,11 +107,12 @@ impl TokenReport {
 
     /// Adds the report of one more event: the newest values count.
     pub(super) fn note(&mut self, usage: Option<&RawValue>, timings: Option<&RawValue>) {
-        if let Some(Usage { prompt_tokens, completion_tokens, prompt_tokens_details }) = usage.and_then(object) {
+        if let Some(usage) = usage.and_then(object::<Usage<'_>>) {
             let number = |value: Option<&RawValue>| value?.get().parse().ok();
-            self.prompt = number(prompt_tokens).or(self.prompt);
-            self.completion = number(completion_tokens).or(self.completion);
-            let details: Option<PromptDetails> = prompt_tokens_details.and_then(object);
+            self.prompt = number(usage.prompt_tokens.or(usage.input_tokens)).or(self.prompt);
+            self.completion = number(usage.completion_tokens.or(usage.output_tokens)).or(self.completion);
+            let details = usage.prompt_tokens_details.or(usage.input_tokens_details);
+            let details: Option<PromptDetails> = details.and_then(object);
             self.cached = details.map(|details| details.cached_tokens).or(self.cached);
         }
         self.timings = timings.and_then(object).or(self.timings);
@@ -183,7 +190,9 @@ mod tests {
             ("null", (90, 7, false)),
             ("3", (90, 7, false)),
             (r#"{"total_tokens":9}"#, (90, 7, false)),
-            (r#"{"input_tokens":3,"output_tokens":4}"#, (90, 7, false)),
+            (r#"{"input_tokens":3,"output_tokens":4}"#, (3, 4, true)),
+            (r#"{"input_tokens":9,"output_tokens":9,"prompt_tokens":3,"completion_tokens":4}"#, (3, 4, true)),
+            (r#"{"input_tokens":"3","output_tokens":null}"#, (90, 7, false)),
             (r#"{"prompt_tokens":null,"completion_tokens":"4"}"#, (90, 7, false)),
             (r#"{"prompt_tokens":-3,"completion_tokens":4}"#, (90, 4, false)),
             (r#"{"prompt_tokens":3,"total_tokens":3}"#, (3, 7, false)),

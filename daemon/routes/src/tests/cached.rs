@@ -9,7 +9,7 @@ fn in_session(user: &str, session: &'static str, prompt: &[u8]) -> PrefixHashes 
     static PREFIXES: LazyLock<Prefixes> = LazyLock::new(Prefixes::default);
     let fields = vec![Field::new("x-paced-session", session)];
     let head = RequestHead { method: "POST".into(), scheme: None, authority: None, path: None, protocol: None, fields };
-    PREFIXES.of(&head, Some(user), prompt)
+    PREFIXES.of(&head, Some(user), [prompt, b""])
 }
 
 /// A prompt of this many bytes, all of the same chat.

@@ -400,7 +400,8 @@ impl Pass<'_> {
                 }
                 if refusal != ERROR_WITHIN {
                     // The leading line end closes an event that broke off.
-                    self.send(exchange, [b"\n", &refusal.event()[..]].concat().into()).await?;
+                    let event = refusal.event(self.operation, events.next_number());
+                    self.send(exchange, [b"\n", &event[..]].concat().into()).await?;
                 }
                 Err(Failure::Broken(refusal, Ended::Whole))
             }

@@ -134,13 +134,14 @@ impl Gateway {
         let tenant = caller.tenant.clone().map(|tenant| self.tenants.begin(tenant, SystemTime::now())).transpose()?;
         let share = self.bodies.begin(Holder::of(caller.user(), caller.asker.client));
         let body = body::read(exchange, self.settings.max_body_bytes as usize, share).await?;
-        let fields = RoutingFields::read(&body.bytes)?;
+        let fields = RoutingFields::of(operation, &body.bytes)?;
         let terms = caller.terms(Some(&fields));
         exchange.set_terms(&terms);
         (served.class, served.asked) = (terms.class.policy().name.clone(), excerpt(&fields.model).to_owned());
         let began = Instant::now();
         let wanted = Wanted::of(head, terms.deadline_ns, (operation, &fields), body.bytes.len())?;
         let (mut models, alias) = self.named(&fields.model)?;
+        fields.fits(models.iter().filter_map(|model| self.models.get(*model)).map(|model| model.urls.len()).sum())?;
         served.has_deadline = wanted.is_limited();
         if let Some(tenant) = &tenant {
             tenant.reserve(self.routes.expected_tokens(&wanted, &terms.class.policy().name))?;
