@@ -53,6 +53,18 @@ def main() -> None:
     )
     seen["engine_refuses"] = error_of(lambda: chat("refuse"))
     seen["broken_stream"] = error_of(lambda: list(chat("cut 2", stream=True)))
+    def response(prompt: str, **more):
+        return client.responses.create(model=model, input=prompt, instructions="be brief", max_output_tokens=5, **more)
+
+    answer = response("hello")
+    seen["response"] = [answer.output_text, answer.status, answer.usage.output_tokens]
+    events = list(response("hello", stream=True))
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    seen["response_stream"] = [text, events[-1].type, events[-1].response.usage.output_tokens]
+    broken = list(response("cut 2", stream=True))[-1]
+    seen["broken_response"] = [broken.type, broken.code, broken.sequence_number]
+    seen["background"] = error_of(lambda: response("hello", background=True))
+    seen["stored_response"] = error_of(lambda: client.responses.retrieve("resp_1"))
     # A stream left in the middle: the engine would continue for ever.
     stream = client.with_options(timeout=60).completions.create(
         model="opt-125m", prompt="stall 2", stream=True

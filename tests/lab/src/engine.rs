@@ -17,9 +17,11 @@
 //! | anything else | as many tokens as the request allows, 16 if it does not say |
 //!
 //! As vLLM and SGLang do, it sends `usage` in a stream only if the request asks for it by `stream_options.include_usage`, in an event of
-//! its own.
+//! its own. The last event of a response has `usage` in any case;
+//! if it fails, that event is `response.failed`, and there is no `[DONE]`.
 
 mod batch;
+mod response;
 mod state;
 mod tokens;
 
@@ -53,7 +55,7 @@ pub use self::{
 };
 use self::{
     state::{Pace, State},
-    tokens::{End, Tokens},
+    tokens::{End, Form, Tokens},
 };
 use crate::{authority::Issued, netns::Namespace};
 
@@ -245,12 +247,14 @@ async fn answer(request: Request<Incoming>, state: Arc<State>) -> Result<Answer,
     if path == "/v1/embeddings" {
         return Ok(whole(StatusCode::OK, &embeddings(&asked, &state.name).to_string()));
     }
-    let prompt = asked["prompt"].as_str().or_else(|| asked["messages"].as_array()?.last()?["content"].as_str());
-    let prompt = prompt.unwrap_or_default();
+    let last = |key: &str| asked[key].as_array()?.last()?["content"].as_str();
+    let prompt = ["prompt", "input"].iter().find_map(|key| asked[key].as_str());
+    let prompt = prompt.or_else(|| last("messages")).or_else(|| last("input")).unwrap_or_default();
     let (word, number) = prompt.split_once(' ').unwrap_or((prompt, ""));
     let (number, code) = number.split_once(' ').unwrap_or((number, "500"));
     let (number, code) = (number.parse().unwrap_or(0), code.parse().unwrap_or(500));
-    let most = ["max_completion_tokens", "max_tokens"].iter().find_map(|key| asked[key].as_u64()).unwrap_or(16);
+    let limits = ["max_completion_tokens", "max_tokens", "max_output_tokens"];
+    let most = limits.iter().find_map(|key| asked[key].as_u64()).unwrap_or(16);
     let (tokens, end) = match word {
         "fail" => return Ok(whole(StatusCode::INTERNAL_SERVER_ERROR, "a secret of the engine")),
         "refuse" => {
@@ -267,12 +271,17 @@ async fn answer(request: Request<Incoming>, state: Arc<State>) -> Result<Answer,
         "timed" => (most, End::Timed),
         _ => (most, End::Done),
     };
-    let is_chat = path == "/v1/chat/completions";
+    let form = match path.as_str() {
+        "/v1/chat/completions" => Form::Chat,
+        "/v1/responses" => Form::Response,
+        _ => Form::Plain,
+    };
     let prompt_tokens = prompt.split_whitespace().count() as u64;
     let is_stream = asked["stream"] == true;
     let kind = if is_stream { "text/event-stream" } else { "application/json" };
-    let has_usage = end == End::Done && (!is_stream || asked["stream_options"]["include_usage"] == true);
-    let answer = Tokens::new(state, [is_chat, is_stream, has_usage], prompt_tokens, (tokens, end));
+    let is_asked = form == Form::Response || asked["stream_options"]["include_usage"] == true;
+    let has_usage = end == End::Done && (!is_stream || is_asked);
+    let answer = Tokens::new(state, form, [is_stream, has_usage], prompt_tokens, (tokens, end));
     let mut response = Response::new(http_body_util::Either::Right(answer));
     response.headers_mut().insert("content-type", hyper::header::HeaderValue::from_static(kind));
     Ok(response)

@@ -23,6 +23,7 @@ mod gateways;
 mod hops;
 mod operators;
 mod policies;
+mod responses;
 mod tenants;
 
 use api::token::generate_token;

@@ -17,6 +17,7 @@ use tokio::{
 
 use super::{
     batch::Sequence,
+    response::EngineResponse,
     state::{Pace, State},
 };
 
@@ -32,10 +33,18 @@ pub(super) enum End {
     Error(u16),
 }
 
+/// The form of an answer, which depends on the operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    Chat,
+    Plain,
+    Response,
+}
+
 /// The tokens of one answer; each is sent when its step is over.
 pub(super) struct Tokens {
     state: Arc<State>,
-    is_chat: bool,
+    form: Form,
     is_stream: bool,
     /// Whether the answer reports its tokens.
     has_usage: bool,
@@ -44,8 +53,8 @@ pub(super) struct Tokens {
     tokens: u64,
     end: End,
     step: Step,
-    /// The remaining data after the last token, in reverse order.
-    last: Vec<Bytes>,
+    /// The data that is sent next, before the first token and after the last one, in reverse order.
+    next: Vec<Bytes>,
     is_over: bool,
 }
 
@@ -68,7 +77,8 @@ impl Step {
 impl Tokens {
     pub(super) fn new(
         state: Arc<State>,
-        [is_chat, is_stream, has_usage]: [bool; 3],
+        form: Form,
+        [is_stream, has_usage]: [bool; 2],
         prompt_tokens: u64,
         (tokens, end): (u64, End),
     ) -> Self {
@@ -83,9 +93,9 @@ impl Tokens {
                 Step::Batch(step)
             }
         };
-        Self {
+        let mut begun = Self {
             state,
-            is_chat,
+            form,
             is_stream,
             has_usage,
             prompt_tokens,
@@ -93,9 +103,18 @@ impl Tokens {
             tokens,
             end,
             step,
-            last: Vec::new(),
+            next: Vec::new(),
             is_over: false,
+        };
+        if is_stream && form == Form::Response {
+            begun.next = begun.response().beginning().into_iter().rev().collect();
         }
+        begun
+    }
+
+    fn response(&self) -> EngineResponse<'_> {
+        let Self { state, prompt_tokens, made, has_usage, .. } = self;
+        EngineResponse { model: &state.name, prompt_tokens: *prompt_tokens, made: *made, has_usage: *has_usage }
     }
 
     fn token(&self) -> String {
@@ -103,17 +122,18 @@ impl Tokens {
     }
 
     fn event(&self) -> Bytes {
-        let choice = match self.is_chat {
-            true => json!({ "index": 0, "delta": { "content": self.token() }, "finish_reason": null }),
-            false => json!({ "index": 0, "text": self.token(), "finish_reason": null }),
+        let choice = match self.form {
+            Form::Chat => json!({ "index": 0, "delta": { "content": self.token() }, "finish_reason": null }),
+            Form::Plain => json!({ "index": 0, "text": self.token(), "finish_reason": null }),
+            Form::Response => return self.response().token(&self.token()),
         };
         format!("data: {}\n\n", self.object(&[choice], None)).into()
     }
 
     fn object(&self, choices: &[Value], usage: Option<Value>) -> Value {
-        let kind = match (self.is_chat, self.is_stream) {
-            (true, true) => "chat.completion.chunk",
-            (true, false) => "chat.completion",
+        let kind = match (self.form, self.is_stream) {
+            (Form::Chat, true) => "chat.completion.chunk",
+            (Form::Chat, false) => "chat.completion",
             _ => "text_completion",
         };
         let mut object =
@@ -134,19 +154,21 @@ impl Tokens {
             "prompt_tokens": self.prompt_tokens, "completion_tokens": self.made, "total_tokens": total
         });
         let usage = self.has_usage.then_some(usage);
+        let text: String = (0..self.made).map(|number| format!("{number} ")).collect();
         if !self.is_stream {
-            let text: String = (0..self.made).map(|number| format!("{number} ")).collect();
-            let choice = match self.is_chat {
-                true => json!({
+            let choice = match self.form {
+                Form::Chat => json!({
                     "index": 0, "message": { "role": "assistant", "content": text }, "finish_reason": "stop"
                 }),
-                false => json!({ "index": 0, "text": text, "finish_reason": "stop" }),
+                Form::Plain => json!({ "index": 0, "text": text, "finish_reason": "stop" }),
+                Form::Response => return vec![self.response().whole(&text).to_string().into()],
             };
             return vec![self.object(&[choice], usage).to_string().into()];
         }
-        let choice = match self.is_chat {
-            true => json!({ "index": 0, "delta": {}, "finish_reason": "stop" }),
-            false => json!({ "index": 0, "text": "", "finish_reason": "stop" }),
+        let choice = match self.form {
+            Form::Chat => json!({ "index": 0, "delta": {}, "finish_reason": "stop" }),
+            Form::Plain => json!({ "index": 0, "text": "", "finish_reason": "stop" }),
+            Form::Response => return self.response().ending(&text).into_iter().rev().collect(),
         };
         // The last element is sent first.
         let mut last = vec![Bytes::from_static(b"data: [DONE]\n\n")];
@@ -162,7 +184,7 @@ impl Body for Tokens {
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         loop {
-            if let Some(bytes) = self.last.pop() {
+            if let Some(bytes) = self.next.pop() {
                 return Poll::Ready(Some(Ok(Frame::data(bytes))));
             }
             if self.is_over {
@@ -176,13 +198,18 @@ impl Body for Tokens {
                     End::Cut => return Poll::Ready(Some(Err(io::ErrorKind::BrokenPipe.into()))),
                     End::Garbage => {
                         self.is_over = true;
-                        self.last = vec![Bytes::from_static(b"data: a secret of the engine\n\n")];
+                        self.next = vec![Bytes::from_static(b"data: a secret of the engine\n\n")];
+                        continue;
+                    }
+                    End::Error(code) if self.form == Form::Response => {
+                        self.is_over = true;
+                        self.next = vec![self.response().failure(code)];
                         continue;
                     }
                     End::Error(code) => {
                         let error = json!({ "error": { "message": "a secret of the engine", "code": code } });
                         self.is_over = true;
-                        self.last = vec![Bytes::from_static(b"data: [DONE]\n\n"), format!("data: {error}\n\n").into()];
+                        self.next = vec![Bytes::from_static(b"data: [DONE]\n\n"), format!("data: {error}\n\n").into()];
                         continue;
                     }
                     _ => return Poll::Pending,
@@ -191,7 +218,7 @@ impl Body for Tokens {
             std::task::ready!(self.step.poll(cx));
             if self.made == self.tokens {
                 self.is_over = true;
-                self.last = self.ending();
+                self.next = self.ending();
                 self.state.finished.fetch_add(1, Relaxed);
                 continue;
             }

@@ -90,6 +90,11 @@ fn the_client_library_of_openai_works_unmodified_through_an_edge() {
         "unknown_model": ["NotFoundError", 404, "model_not_found"],
         "engine_refuses": ["BadRequestError", 400, null],
         "broken_stream": ["APIError", null, "engine_failed"],
+        "response": ["0 1 2 3 4 ", "completed", 5],
+        "response_stream": ["0 1 2 3 4 ", "response.completed", 5],
+        "broken_response": ["error", "engine_failed", 6],
+        "background": ["BadRequestError", 400, "unsupported_parameter"],
+        "stored_response": ["NotFoundError", 404, "not_found"],
         "timeout": "APITimeoutError",
     });
     assert_eq!(seen, expected, "{report}");
