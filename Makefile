@@ -110,12 +110,15 @@ documents: programs
 # dbus-daemon reads policies below /usr/share and /etc only.
 bus_policies = $(if $(filter /usr,$(PREFIX)),$(PREFIX)/share,/etc)/dbus-1/system.d
 
+# Debian's zsh reads completions of packages and of this machine's own programs from folders of different names.
+zsh_functions = $(if $(filter /usr,$(PREFIX)),vendor-completions,site-functions)
+
 install: documents ## Installs binaries, documents, units, user, bus policy and sample configuration below DESTDIR. PREFIX=/usr/local: not below /usr.
 	@test "$(PREFIX)" = /usr || test "$(PREFIX)" = /usr/local || { echo "systemd and D-Bus look below /usr and /usr/local only: set PREFIX to one of them" >&2; exit 1; }
 	install -D -t $(DESTDIR)$(PREFIX)/bin $(programs)/paced $(programs)/pacectl
 	for section in 1 5 8; do install -D -t $(DESTDIR)$(PREFIX)/share/man/man$$section -m 644 $(share)/man/*.$$section; done
 	install -D -m 644 $(share)/pacectl.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/pacectl
-	install -D -t $(DESTDIR)$(PREFIX)/share/zsh/vendor-completions -m 644 $(share)/_pacectl
+	install -D -t $(DESTDIR)$(PREFIX)/share/zsh/$(zsh_functions) -m 644 $(share)/_pacectl
 	install -D -t $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d -m 644 $(share)/pacectl.fish
 	install -D -m 644 systemd/paced.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/paced.conf
 	install -D -m 644 systemd/paced.tmpfiles $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/paced.conf

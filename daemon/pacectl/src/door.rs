@@ -24,6 +24,9 @@ use super::{
     table::printable,
 };
 
+/// The heading of these options in the help of each command, below its own.
+const HEADING: &str = "Which daemon";
+
 /// The socket of an installed daemon.
 const INSTALLED: &str = "/run/paced/control.sock";
 
@@ -31,7 +34,7 @@ const INSTALLED: &str = "/run/paced/control.sock";
 pub(crate) struct Door {
     /// The daemon's control socket [default: that of the service, else that of `paced run` in development mode]
     // clap refuses an empty PathBuf, but an empty PACED_SOCKET counts as none.
-    #[arg(long, global = true, value_name = "PATH", env = "PACED_SOCKET", value_parser = clap::value_parser!(OsString))]
+    #[arg(long, global = true, help_heading = HEADING, value_name = "PATH", env = "PACED_SOCKET", value_parser = clap::value_parser!(OsString))]
     socket: Option<OsString>,
     #[command(flatten)]
     remote: RemoteOptions,
@@ -41,16 +44,16 @@ pub(crate) struct Door {
 #[derive(Args, Default)]
 struct RemoteOptions {
     /// A daemon on another machine: the `listen` address of its [control.tcp]
-    #[arg(long, global = true, value_name = "HOST:PORT", env = "PACED_REMOTE", value_parser = remote)]
+    #[arg(long, global = true, help_heading = HEADING, value_name = "HOST:PORT", env = "PACED_REMOTE", value_parser = remote)]
     remote: Option<Uri>,
     /// A PEM file of the certificate authorities to trust for that daemon
-    #[arg(long, global = true, value_name = "FILE", env = "PACED_REMOTE_CA")]
+    #[arg(long, global = true, help_heading = HEADING, value_name = "FILE", env = "PACED_REMOTE_CA")]
     remote_ca: Option<PathBuf>,
     /// A PEM file of the client certificate to present
-    #[arg(long, global = true, value_name = "FILE", env = "PACED_REMOTE_CERT")]
+    #[arg(long, global = true, help_heading = HEADING, value_name = "FILE", env = "PACED_REMOTE_CERT")]
     remote_cert: Option<PathBuf>,
     /// A PEM file of that certificate's private key
-    #[arg(long, global = true, value_name = "FILE", env = "PACED_REMOTE_KEY")]
+    #[arg(long, global = true, help_heading = HEADING, value_name = "FILE", env = "PACED_REMOTE_KEY")]
     remote_key: Option<PathBuf>,
 }
 

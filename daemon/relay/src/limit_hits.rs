@@ -37,6 +37,10 @@ fn told(limit: &str) -> &'static str {
             "the tunnels of one user, or of one network without credentials, take half of the descriptors that tunnels may take: raise the \
              hard limit (`LimitNOFILE=` of the service, `ulimit -Hn` of a shell) if users should get more"
         }
+        limit if limit.starts_with("stranger_") => {
+            "clients reached a limit for clients without accepted credentials: raise it only if these are users whose \
+             credentials come late"
+        }
         _ => "clients reached a configured limit: raise it if they should get more",
     }
 }
@@ -46,8 +50,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_limit_that_no_key_sets_is_told_with_what_sets_it() {
+    fn a_limit_is_told_with_what_to_do_about_it() {
         assert!(told("tunnels_per_user").contains("configured"));
+        assert!(told("stranger_seconds").contains("only if these are users"));
         let told = told(DESCRIPTORS_PER_USER);
         assert!(told.contains("LimitNOFILE=") && !told.contains("configured"), "{told}");
     }

@@ -57,8 +57,8 @@ pub enum OtherRecordings {
 pub enum Error {
     /// The caller may not write.
     #[error(
-        "{caller:?} may not change anything; only root, users in `writers` of [control], and certificates in `writers` of \
-         [control.tcp] may"
+        "{caller:?} may not change anything; only root, the user of paced itself, users in `writers` of [control], and \
+         certificates in `writers` of [control.tcp] may"
     )]
     Denied {
         /// The name of the caller.

@@ -202,7 +202,7 @@ impl Link {
                 if !self.line.told.swap(true, Relaxed) {
                     info!(
                         packet_bytes = self.line.packets.bytes(),
-                        "the path to the relay is too narrow for payloads of {USABLE_PAYLOAD_BYTES} bytes in datagrams: \
+                        "so far, the path to the relay is too narrow for payloads of {USABLE_PAYLOAD_BYTES} bytes in datagrams: \
                          using stream mode"
                     );
                 }
