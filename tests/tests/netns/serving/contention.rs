@@ -17,12 +17,14 @@ fn assumed(discipline: &str) -> Assumed {
     let file = desk.site.path("decisions.jsonl");
     let decisions = || std::fs::read_to_string(&file).unwrap_or_default();
     // Until the gateway knows the engine, it predicts nothing.
-    wait_for("a prediction", SOON, || {
-        let (status, head, _) = desk.chat("auto", "a", true);
-        assert_eq!(status, 200, "{head}");
-        head.contains("x-paced-predicted-ms").then_some(())
-    })
-    .unwrap();
+    for model in ["large", "small"] {
+        wait_for("a prediction", SOON, || {
+            let (status, head, _) = desk.chat(model, "a", true);
+            assert_eq!(status, 200, "{head}");
+            head.contains("x-paced-predicted-ms").then_some(())
+        })
+        .unwrap();
+    }
     desk.site.chain.access.far.set_qdisc("tbf rate 400kbit burst 4kb latency 100ms").unwrap();
     // An engine makes them in seconds, and the link carries them in half a minute. Clients that did not read them would stop them.
     let filling = chat("large", "fill", true).replace("\"max_tokens\":5", "\"max_tokens\":3000");
