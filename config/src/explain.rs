@@ -16,7 +16,7 @@ use crate::{
     proxy::Proxy,
     relay::{Auth, ListenerIdentity, ListenerSettings, RelayLimits, RelaySettings},
     serve::Serve,
-    targets::{Protocol, TargetRules, Unlisted},
+    targets::{Pattern, Protocol, TargetRules, Unlisted},
     text::joined,
     transport::{PacketIo, TransportSettings},
     uplink::{TrustSource, UplinkSettings},
@@ -350,14 +350,15 @@ fn gateway(gateway: &GatewaySettings, now: SystemTime) -> Vec<String> {
         format!("  model {}: the best of {} by {}{shadow}", alias.name, joined(&alias.models), alias.policy)
     }));
     lines.extend(listeners.iter().map(|listener| {
-        let crate::gateway::GatewayListener { address, identity, max_connections, idle } = listener;
+        let crate::gateway::GatewayListener { address, hosts, identity, max_connections, idle } = listener;
         let by = match identity {
             Some(ListenerIdentity::Files { certificate, .. }) => format!("TLS with {}", certificate.display()),
             Some(ListenerIdentity::SelfSigned) => "TLS with a certificate of its own".to_owned(),
             None => "HTTP without TLS".to_owned(),
         };
         format!(
-            "  for clients without an edge: {address} by {by}, {max_connections} connections, idle for {idle:?} at most"
+            "  for clients without an edge: {address} by {by}{}, {max_connections} connections, idle for {idle:?} at most",
+            named(hosts)
         )
     }));
     lines.extend(keys.iter().map(|key| {
@@ -373,9 +374,10 @@ fn gateway(gateway: &GatewaySettings, now: SystemTime) -> Vec<String> {
 
 fn serve(serve: &Serve, now: SystemTime) -> Vec<String> {
     let mut lines = vec![format!(
-        "serve {}: HTTP for models, through {}{}; bodies of up to {} bytes each and {} bytes together, {} connections, {}, \
+        "serve {}: HTTP for models{}, through {}{}; bodies of up to {} bytes each and {} bytes together, {} connections, {}, \
          silent for {:?} at most, clients pause reading for {:?} at most",
         serve.listen,
+        named(&serve.hosts),
         serve.through(),
         of_class(serve.class.as_deref()),
         serve.max_body_bytes,
@@ -387,6 +389,11 @@ fn serve(serve: &Serve, now: SystemTime) -> Vec<String> {
     )];
     lines.extend(serve.keys.iter().map(|key| format!("  key of {}, for rules{}", key.name, expiry(key.expires, now))));
     lines
+}
+
+/// Returns what is said of the hosts of a listener for models.
+fn named(hosts: &[Pattern]) -> String {
+    if hosts.is_empty() { String::new() } else { format!(" (also for {})", joined(hosts)) }
 }
 
 fn control(control: &ControlSettings) -> String {

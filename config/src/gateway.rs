@@ -14,6 +14,7 @@ use crate::{
     relay::ListenerIdentity,
     routing::Routing,
     section::{Section, SectionKey, Value as _},
+    targets::Pattern,
 };
 
 /// A gateway with at least one model.
@@ -94,6 +95,8 @@ pub struct Alias {
 pub struct GatewayListener {
     /// The TCP address.
     pub address: SocketAddr,
+    /// Its hosts besides IP addresses and `localhost`, and those of web pages of other sites that may use it; for a gateway without keys.
+    pub hosts: Vec<Pattern>,
     /// The identity that it presents to clients; `None` for no TLS, on loopback only.
     pub identity: Option<ListenerIdentity>,
     /// How many connections of clients may be open at once. Clients that wait for their turn do not count.
@@ -310,6 +313,7 @@ pub(crate) fn listener(
     };
     let certificate: Option<PathBuf> = section.optional("certificate", certificate);
     let private_key: Option<PathBuf> = section.optional("private_key", private_key);
+    let hosts = section.list("hosts", of.map_or_else(Vec::new, |of| of.hosts.clone()));
     let max_connections = section.number("max_connections", 1..=65_536, of.map_or(1_024, |of| of.max_connections));
     let idle = section.seconds("idle_seconds", 1..=86_400, of.map_or(Duration::from_secs(60), |of| of.idle));
     if !is_tls && address.is_some_and(|address| !address.ip().is_loopback()) {
@@ -336,7 +340,7 @@ pub(crate) fn listener(
         section.refuse_by("certificate", Problem::Contradiction { cause, remedy }, from);
     }
     let identity = own.or_else(|| relay.identity.cloned()).filter(|_| is_tls);
-    Some(GatewayListener { address: address?, identity, max_connections, idle })
+    Some(GatewayListener { address: address?, hosts, identity, max_connections, idle })
 }
 
 /// Walks through the section of a client's key.

@@ -25,6 +25,15 @@ impl Pattern {
         matches!(self, Self::Network(network) if extent.contains(network))
     }
 
+    /// Whether the entry matches a host, whose name is not resolved.
+    #[must_use]
+    pub fn covers_host(&self, host: &Host) -> bool {
+        match host {
+            Host::Ip(ip) => self.covers(*ip),
+            Host::Name(name) => self.covers_name(Some(name)),
+        }
+    }
+
     /// Compares case-insensitively and without the dot that may end a fully qualified name.
     pub(crate) fn covers_name(&self, name: Option<&str>) -> bool {
         let Some(name) = name.map(|name| name.strip_suffix('.').unwrap_or(name)) else { return false };

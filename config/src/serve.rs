@@ -7,6 +7,7 @@ use crate::{
     gateway,
     moment::Moment,
     section::Section,
+    targets::Pattern,
     uplink::{self, Nameable, UplinkSettings},
 };
 
@@ -15,6 +16,8 @@ use crate::{
 pub struct Serve {
     /// The local TCP address to which clients connect. On loopback, unless the text says `allow_remote`.
     pub listen: SocketAddr,
+    /// Hosts of the address besides IP addresses and `localhost`, and of web pages of other sites that may use it.
+    pub hosts: Vec<Pattern>,
     /// The gateway, or several.
     pub uplink: UplinkSettings,
     /// Whether requests are spread over several gateways; otherwise the first working one gets them all.
@@ -80,6 +83,7 @@ pub(crate) fn walk(section: &mut Section<'_>, of: Option<&Serve>, names: Nameabl
         let remedy = "listen on loopback, or add allow_remote = true";
         section.refuse_by("listen", Problem::Contradiction { cause, remedy }, section.keys(&["allow_remote"]));
     }
+    let hosts = section.list("hosts", of.map_or_else(Vec::new, |of| of.hosts.clone()));
     let uplink = uplink::walk(section, of.map(|of| &of.uplink), names);
     let balance = section.value("balance", of.is_none_or(|of| of.balance));
     let class = names.policy.class_named_in(section, of.and_then(|of| of.class.clone()));
@@ -93,6 +97,7 @@ pub(crate) fn walk(section: &mut Section<'_>, of: Option<&Serve>, names: Nameabl
     let (listen, uplink) = (listen?, uplink?);
     Some(Serve {
         listen,
+        hosts,
         uplink,
         balance,
         class,

@@ -25,6 +25,7 @@ use role::{
 use serving::{
     classes::RequestClasses,
     entrance::{Asked, ClientLimits, GatewayAccess, ModelEntrance, NotAsked, Patience},
+    pages::PageRules,
 };
 use tokio::{
     runtime::Handle,
@@ -190,6 +191,7 @@ impl Clients {
             max_requests: serve.max_connections as usize,
             idle: serve.idle,
             patience: Patience { time: serve.stall_timeout, on_end },
+            pages: PageRules::new(&serve.hosts, serve.listen, false),
             on_evicted: Arc::new(move || evicted.limit_hit("clients_without_request")),
             on_displaced: Arc::new(move || displaced.limit_hit("connections_of_a_user")),
         };

@@ -64,6 +64,16 @@ pub enum OpenAiError {
     /// The client's key is missing or unknown.
     #[error("the API key is missing or unknown")]
     Key,
+    /// A browser sent the request for a web page of another site.
+    #[error(
+        "a browser sent this request for a web page of another site; if that page may use the models, add its host to `hosts` of this address"
+    )]
+    ForeignPage,
+    /// The request is for a name that the listener does not have.
+    #[error(
+        "this address takes requests for IP addresses and for localhost; if it may take those for another name, add the name to `hosts` of this address"
+    )]
+    UnknownHost,
     /// There is no such model.
     #[error("there is no model called {0:?}; GET /v1/models lists them")]
     UnknownModel(String),
@@ -206,6 +216,7 @@ impl OpenAiError {
             | Self::Limit(_)
             | Self::Head(_) => 400,
             Self::Key => 401,
+            Self::ForeignPage | Self::UnknownHost => 403,
             Self::Crowded
             | Self::BodiesFull { .. }
             | Self::TooManyRequests
@@ -267,6 +278,8 @@ impl OpenAiError {
             Self::Head(_) => "invalid_head",
             Self::NoModel => "model_missing",
             Self::Key => "invalid_api_key",
+            Self::ForeignPage => "foreign_page",
+            Self::UnknownHost => "unknown_host",
             Self::UnknownModel(_) => "model_not_found",
             Self::Crowded | Self::BodiesFull { .. } => "overloaded",
             Self::TooManyRequests | Self::TokensReserved | Self::TooManyTokens { .. } | Self::RelayLimit { .. } => {

@@ -64,6 +64,7 @@ use crate::{
     departure::Departure,
     gateway::{Bodies, Body, BodyShare, Failure, read_body},
     load_permille, message,
+    pages::PageRules,
 };
 
 /// The fields with the time allowed for the whole answer and for its first token, in milliseconds. The time allowed for each further
@@ -88,6 +89,8 @@ pub struct ClientLimits {
     pub idle: Duration,
     /// How long a client may stop reading an answer.
     pub patience: Patience,
+    /// Which requests of web pages are refused.
+    pub pages: PageRules,
     /// The callback after a client without a complete request was closed in favour of another one.
     pub on_evicted: Arc<dyn Fn() + Send + Sync>,
     /// The callback after a connection of the user with the most was closed in favour of a client that waited.
@@ -247,7 +250,10 @@ impl<W: GatewayAccess> ModelEntrance<W> {
         let user = self.classes.user(&head, SystemTime::now());
         recording.asked_by(user.clone(), &head);
         let holder = Holder::of(user.as_ref(), Some(from));
-        let body = read(body, begun, self.limits.max_body_bytes, self.bodies.begin(holder.clone())).await?;
+        // No page of a browser knows a key.
+        let checked = if user.is_none() { self.limits.pages.check(&parts) } else { Ok(()) };
+        let share = self.bodies.begin(holder.clone());
+        let body = read(body, begun, checked.map(|()| self.limits.max_body_bytes), share).await?;
         open.active().is_complete();
         newcomer.may_stay_as(|| Some(holder));
         // Only now: requests that wait for a place would fill the window of their HTTP/2 connection, and so hold up the body of one that
@@ -407,15 +413,18 @@ fn left_ms(budget_ms: u64, elapsed: Duration) -> u64 {
     budget_ms.saturating_sub(u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX))
 }
 
-/// Reads a client's body. If it is refused, the rest is read and dropped for a while: unread bytes would reset the connection before the
+/// Reads a client's body of up to `max_bytes`, unless the request is refused. If it is refused, the rest is read and dropped for a while: unread bytes would reset the connection before the
 /// client has read the reason. `begun` completes once the head of a refusal is on its way.
 async fn read(
     mut body: Incoming,
     begun: oneshot::Receiver<Infallible>,
-    max_bytes: usize,
+    max_bytes: Result<usize, OpenAiError>,
     share: BodyShare,
 ) -> Result<Body, Failure> {
-    let read = read_body(&mut body, max_bytes, share).await;
+    let read = match max_bytes {
+        Ok(max_bytes) => read_body(&mut body, max_bytes, share).await,
+        Err(refusal) => Err(refusal.into()),
+    };
     if matches!(read, Err(Failure::Refused(_))) {
         tokio::spawn(async move {
             // If the body were asked for earlier, hyper would send 100 (Continue) to a client that waits for it, and the client a body

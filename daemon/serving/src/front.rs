@@ -42,6 +42,7 @@ use crate::{
     gateway::{Asker, Exchange, Gateway, ResponseBody, TcpExchange, acknowledge},
     message,
     metrics::GatewayMetrics,
+    pages::PageRules,
 };
 
 /// How long a TLS handshake may take.
@@ -85,6 +86,8 @@ pub struct Front {
     pub listener: SocketAddr,
     /// How long a connection may be without a request.
     pub idle: Duration,
+    /// Which requests of web pages are refused while the gateway has no keys.
+    pub pages: PageRules,
     /// The gateway that answers.
     pub source: Source,
     /// Called with each request that has ended.
@@ -102,6 +105,7 @@ struct Hall {
     shown: ShownCertificate,
     listener: SocketAddr,
     idle: Duration,
+    pages: PageRules,
     source: Source,
     on_served: OnServed,
     metrics: GatewayMetrics,
@@ -114,12 +118,13 @@ struct Hall {
 impl Front {
     /// Serves clients until `ending` is set and their requests have ended. Dropping the future ends their connections.
     pub async fn run(self) {
-        let Self { mut door, shown, listener, idle, source, on_served, metrics, ending, is_cut } = self;
+        let Self { mut door, shown, listener, idle, pages, source, on_served, metrics, ending, is_cut } = self;
         let displaced = metrics.clone();
         let known = KnownClients::new(listener, Box::new(move || displaced.displaced()));
         let newcomers = Newcomers::new(door.max_connections() as usize, MOST_FROM_ONE, known);
         let mut ends = Some(ending.clone());
-        let hall = Arc::new(Hall { shown, listener, idle, source, on_served, metrics, ending, is_cut, newcomers });
+        let hall =
+            Arc::new(Hall { shown, listener, idle, pages, source, on_served, metrics, ending, is_cut, newcomers });
         loop {
             let (stream, from, place) = tokio::select! {
                 // First, so that another door with the same socket gets all clients from then on.
@@ -231,9 +236,13 @@ impl Hall {
         let (parts, body) = request.into_parts();
         let expects_continue = parts.version < Version::HTTP_2 && parts.headers.contains_key(EXPECT);
         let head = message::head(&parts);
-        newcomer.may_stay_as(|| Some(Holder::of(gateway.user(&head)?.as_ref(), Some(from))));
+        let refusal = if gateway.has_keys() { None } else { self.pages.check(&parts).err() };
+        if refusal.is_none() {
+            newcomer.may_stay_as(|| Some(Holder::of(gateway.user(&head)?.as_ref(), Some(from))));
+        }
         let (exchange, awaited) = TcpExchange::new(body, Departure::of(&open, &self.is_cut));
-        let asker = Asker { user: None, listener: self.listener, client: Some(from), path: PathStats::default() };
+        let (listener, path) = (self.listener, PathStats::default());
+        let asker = Asker { user: None, listener, client: Some(from), path, refusal };
         let (on_served, open) = (self.on_served.clone(), Arc::new(open));
         let kept = open.clone();
         // In its own task, which notices that the client is gone and then ends the engine's work.
@@ -283,10 +292,14 @@ mod tests {
     /// A listener of a gateway that knows the keys "sk-1" and "sk-3" of two users and takes bodies of up to 1000 bytes, and the records of
     /// ended requests.
     fn hall() -> (Arc<Hall>, mpsc::UnboundedReceiver<Served>) {
+        let other = Key { name: "bob".into(), sha256: Sha256::digest("sk-3").into(), ..key() };
+        hall_of(vec![key(), other])
+    }
+
+    fn hall_of(keys: Vec<Key>) -> (Arc<Hall>, mpsc::UnboundedReceiver<Served>) {
         let classes =
             Classes::new(Policy::default(), PolicyRole::Relay, &ClassMetrics::default(), |_| ClassMarks::default());
-        let other = Key { name: "bob".into(), sha256: Sha256::digest("sk-3").into(), ..key() };
-        let (models, keys) = (vec![model("large")], vec![key(), other]);
+        let models = vec![model("large")];
         let settings = GatewaySettings { models, keys, max_body_bytes: 1_000, ..GatewaySettings::default() };
         let shared = (Default::default(), &Arc::default());
         let gateway = Gateway::new(&settings, &classes, shared, (&Learned::default(), None)).unwrap();
@@ -296,6 +309,7 @@ mod tests {
             shown: ShownCertificate::new(None),
             listener: ([127, 0, 0, 1], 80).into(),
             idle: Duration::from_secs(60),
+            pages: PageRules::new(&[], ([127, 0, 0, 1], 80).into(), false),
             source: Arc::new(move || Some((gateway.clone(), classes.clone()))),
             on_served: Arc::new(move |request| {
                 // The listener goes on as long as the sender lives.
@@ -320,6 +334,22 @@ mod tests {
         let mut answer = String::new();
         client.read_to_string(&mut answer).await?;
         Ok(answer)
+    }
+
+    #[tokio::test]
+    async fn a_page_of_another_site_may_use_no_gateway_without_keys_and_any_client_with_a_key() {
+        let head = "GET /v1/models HTTP/1.1\r\nhost: evil.example\r\nconnection: close\r\n";
+        let keyed = converse(hall().0, format!("{head}authorization: Bearer sk-1\r\n\r\n").as_bytes()).await.unwrap();
+        assert!(keyed.starts_with("HTTP/1.1 200 "), "{keyed}");
+        let (hall, mut served) = hall_of(Vec::new());
+        let refused = converse(hall.clone(), format!("{head}\r\n").as_bytes()).await.unwrap();
+        assert!(refused.starts_with("HTTP/1.1 403 ") && refused.contains("\"unknown_host\""), "{refused}");
+        let own = head.replace("evil.example", "localhost");
+        let refused = converse(hall.clone(), format!("{own}origin: http://evil.example\r\n\r\n").as_bytes()).await;
+        assert!(refused.as_ref().is_ok_and(|refused| refused.contains("\"foreign_page\"")), "{refused:?}");
+        assert_eq!(served.recv().await.map(|served| (served.status, served.reason)), Some((Some(403), "unknown_host")));
+        let answer = converse(hall, format!("{own}\r\n").as_bytes()).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
     }
 
     /// Sends a request with these fields and, without waiting, these bytes of its body; returns all that the gateway sends.
@@ -378,12 +408,13 @@ mod tests {
         let (hall, served) = hall();
         let door = Door::new(door::bind(([127, 0, 0, 1], 0).into()).unwrap(), 4, || {}).unwrap();
         let address = door.address().unwrap();
-        let Hall { shown, listener, idle, source, on_served, metrics, ending, is_cut, .. } = &*hall;
+        let Hall { shown, listener, idle, pages, source, on_served, metrics, ending, is_cut, .. } = &*hall;
         let front = Front {
             door,
             shown: shown.clone(),
             listener: *listener,
             idle: *idle,
+            pages: pages.clone(),
             source: source.clone(),
             on_served: on_served.clone(),
             metrics: metrics.clone(),

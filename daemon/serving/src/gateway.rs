@@ -179,6 +179,12 @@ impl Gateway {
         self.settings.stall_timeout
     }
 
+    /// Whether clients need a key.
+    #[must_use]
+    pub fn has_keys(&self) -> bool {
+        !self.settings.keys.is_empty()
+    }
+
     /// Whether a request is for a gateway rather than a proxy: it is not for a tunnel.
     #[must_use]
     pub fn takes(head: &RequestHead) -> bool {

@@ -14,6 +14,7 @@
 //! | [`entrance`] | a client's connection to an edge |
 //! | [`classes`] | which class a request is of, by the rules of the policy, at an edge and at a gateway |
 //! | [`front`] | a gateway's own listener, for clients without an edge |
+//! | [`pages`] | which requests of web pages both refuse |
 //! | `connection`, `departure` | a client's connection, and why its requests end early |
 //! | [`gateway`] | requests that arrive as HTTP/3 streams, and how they are handled |
 //! | [`in_force`] | the gateway and the classes in force, for all listeners |
@@ -37,6 +38,7 @@ pub mod learned;
 pub mod live;
 mod message;
 pub mod metrics;
+pub mod pages;
 pub mod view;
 pub mod watch;
 

@@ -24,6 +24,7 @@ use rustls::ServerConfig;
 use serving::{
     front::{Front, OnServed, ShownCertificate, Source},
     in_force::GatewayInForce,
+    pages::PageRules,
 };
 use tokio::{
     sync::watch,
@@ -131,9 +132,9 @@ impl Fronts {
         for Wanted { settings, shown, socket, door } in wanted {
             let address = settings.address;
             let is_like = |open: &Open| {
-                let GatewayListener { address: _, identity, max_connections, idle } = &open.settings;
+                let GatewayListener { address: _, hosts, identity, max_connections, idle } = &open.settings;
                 identity.is_some() == settings.identity.is_some()
-                    && (*max_connections, *idle) == (settings.max_connections, settings.idle)
+                    && (hosts, *max_connections, *idle) == (&settings.hosts, settings.max_connections, settings.idle)
             };
             if before.get(&address).is_some_and(is_like)
                 && let Some(open) = before.remove(&address)
@@ -147,12 +148,14 @@ impl Fronts {
             let access = parts.access.clone();
             let on_served: OnServed = Arc::new(move |served| access.served(Box::new(served)));
             let (shown, metrics, idle) = (ShownCertificate::new(shown), parts.gateway.clone(), settings.idle);
+            let pages = PageRules::new(&settings.hosts, address, settings.identity.is_some());
             let ((ending, ends), is_cut) = (watch::channel(false), Arc::<AtomicBool>::default());
             let front = Front {
                 door,
                 shown: shown.clone(),
                 listener: address,
                 idle,
+                pages,
                 source,
                 on_served,
                 metrics,

@@ -172,7 +172,7 @@ async fn bodies_beyond_bodies_bytes_are_refused_before_a_gateway_is_asked() {
     let clients = Clients::new(listener, &serve, classes, vec![unreached().uplink], entrance).unwrap();
     let mut client = TcpStream::connect(clients.address().unwrap()).await.unwrap();
     let serving = tokio::spawn(clients.run());
-    let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 2048\r\n\r\n";
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 2048\r\n\r\n";
     client.write_all(format!("{head}{}", " ".repeat(2_048)).as_bytes()).await.unwrap();
     let mut answer = String::new();
     client.read_to_string(&mut answer).await.unwrap();

@@ -65,6 +65,7 @@ pub(crate) fn serve_on(gateways: &[&TestRelay], host: u8) -> Serve {
     let relays = gateways.iter().map(|relay| relay.access().template).collect();
     Serve {
         listen: ([127, 0, 0, host], 0).into(),
+        hosts: Vec::new(),
         uplink: UplinkSettings { relays, trust: TrustSource::System, ..plain },
         balance: true,
         class: None,

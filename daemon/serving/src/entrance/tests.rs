@@ -21,6 +21,7 @@ use super::*;
 use crate::{LOAD, gateway::tests::http3};
 
 mod making_room;
+mod pages;
 
 #[test]
 fn time_that_passed_at_the_edge_is_subtracted_from_the_budget_in_each_field() {
@@ -163,6 +164,7 @@ fn limits(max_requests: usize, evicted: Arc<AtomicU64>) -> ClientLimits {
         max_requests,
         idle,
         patience,
+        pages: PageRules::default(),
         on_evicted,
         on_displaced,
     }

@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use masque::{h3::RequestHead, priority::Priority};
-use openai::RoutingFields;
+use openai::{OpenAiError, RoutingFields};
 use pacing::path::PathStats;
 use quic::{
     class::{Since, Terms},
@@ -26,6 +26,8 @@ pub struct Asker {
     pub client: Option<SocketAddr>,
     /// The measurements of the path back.
     pub path: PathStats,
+    /// Why the listener refuses the request, if it does.
+    pub refusal: Option<OpenAiError>,
 }
 
 impl Asker {

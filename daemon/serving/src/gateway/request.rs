@@ -38,7 +38,8 @@ impl Gateway {
         let began = Instant::now();
         let in_flight = self.metrics.begin();
         let operation = Operation::of(&head.method, head.path.as_deref().unwrap_or_default());
-        let admitted = operation.clone().and_then(|operation| match operation {
+        let asked = asker.refusal.clone().map_or_else(|| operation.clone(), Err);
+        let admitted = asked.and_then(|operation| match operation {
             Operation::Health => Ok((operation, None)),
             _ => Ok((operation, self.tenants.of(head, SystemTime::now())?)),
         });

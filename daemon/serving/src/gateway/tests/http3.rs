@@ -71,7 +71,13 @@ async fn an_answer_that_its_client_does_not_take_is_untaken_in_the_metrics_as_in
     };
     let asked = client.request(&head).await.unwrap();
     let request = requests.recv().await.unwrap();
-    let asker = Asker { user: None, listener: ([127, 0, 0, 1], 80).into(), client: None, path: PathStats::default() };
+    let asker = Asker {
+        user: None,
+        listener: ([127, 0, 0, 1], 80).into(),
+        client: None,
+        path: PathStats::default(),
+        refusal: None,
+    };
     let served = gateway.serve(request.into(), &head, &classes, &asker).await;
     assert_eq!(served.reason, UNTAKEN);
     let text = shown(&metrics);
