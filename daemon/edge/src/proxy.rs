@@ -7,6 +7,7 @@
 //! | [`ranges`] | answers that may be fetched in ranges, over several paths |
 //! | [`association`] | UDP by SOCKS: a local socket, and a tunnel for each target |
 //! | `shared` | the state that all clients share: how the proxy reaches relays, and its limits |
+//! | `udp_places` | which UDP tunnels there are, and which one makes room for another |
 //! | [`users`] | the users that may use it |
 //!
 //! **Invariant:** no code in this module resolves a name.
@@ -25,7 +26,7 @@ use tokio::sync::Semaphore;
 use uplink::Uplink;
 
 pub use self::shared::Shared;
-use self::users::ProxyUsers;
+use self::{udp_places::UdpPlaces, users::ProxyUsers};
 use super::{connect::RelayAccess, roster::LocalEntrance};
 
 pub mod association;
@@ -34,6 +35,7 @@ pub mod ranges;
 pub mod session;
 mod shared;
 pub mod socks;
+mod udp_places;
 pub mod users;
 
 /// The metrics' label for the limit of one client's connections.
@@ -71,7 +73,7 @@ impl Entrance {
             mode: proxy.mode,
             udp_idle: proxy.udp_idle,
             backoff: proxy.uplink.backoff,
-            tunnels: Arc::new(Semaphore::new(proxy.max_udp_tunnels as usize)),
+            tunnels: UdpPlaces::new(proxy.max_udp_tunnels as usize),
             split_bytes: proxy.split_bytes,
             divided: Semaphore::new(ranges::MOST_DIVIDED),
         };

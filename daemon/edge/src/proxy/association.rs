@@ -10,6 +10,7 @@ use std::{
 };
 
 use masque::target::Target;
+use role::holder::Holder;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpStream, UdpSocket},
@@ -26,13 +27,11 @@ use super::{
     super::roster::LocalClient,
     Shared,
     socks::{self, IgnoredDatagram, Reply},
+    udp_places::Seat,
 };
 
 mod carrier;
-mod flow;
-
-/// How many targets one client may have tunnels to at once.
-const TARGETS: usize = 64;
+pub(super) mod flow;
 
 /// How many datagrams are read before other tasks get their turn.
 const ROUNDS: usize = 64;
@@ -44,13 +43,10 @@ struct Association {
     /// The address that the client sends from; its port is known from its first datagram on.
     client: (IpAddr, Option<u16>),
     user: Option<Arc<str>>,
-    flows: HashMap<Target, Entry>,
+    /// Its part in the choice of the tunnel that makes room.
+    seat: Seat,
+    flows: HashMap<Target, Arc<Flow>>,
     tasks: JoinSet<Arc<Flow>>,
-}
-
-struct Entry {
-    flow: Arc<Flow>,
-    heard: Instant,
 }
 
 /// Serves a client that has requested an association, from the port that it names, or from any port if that is 0.
@@ -74,8 +70,9 @@ pub(super) async fn serve(
     control.write_all(&socks::reply(Reply::Succeeded, Some(socket.local_addr()?))).await?;
     debug!(%from, "associated");
     let client = (from.ip(), (port != 0).then_some(port));
-    let mut association =
-        Association { shared: shared.clone(), socket, client, user, flows: HashMap::new(), tasks: JoinSet::new() };
+    let seat = shared.tunnels.seat(Holder::of(user.as_ref(), Some(from)));
+    let (flows, tasks) = (HashMap::new(), JoinSet::new());
+    let mut association = Association { shared: shared.clone(), socket, client, user, seat, flows, tasks };
     let mut ignored = [0; 512];
     loop {
         tokio::select! {
@@ -91,7 +88,7 @@ pub(super) async fn serve(
             Some(ended) = association.tasks.join_next() => association.forget(ended),
         }
     }
-    association.flows.values().for_each(|entry| entry.flow.close("finished"));
+    association.flows.values().for_each(|flow| flow.close("finished"));
     // Each task ends its tunnel properly, if it is open.
     _ = timeout(Duration::from_secs(1), async { while association.tasks.join_next().await.is_some() {} }).await;
     debug!(%from, "association ended");
@@ -109,7 +106,11 @@ impl Association {
     fn forget(&mut self, ended: Result<Arc<Flow>, JoinError>) {
         let Ok(flow) = ended else { return };
         // Another flow may have replaced it.
-        if self.flows.get(&flow.target).is_some_and(|entry| Arc::ptr_eq(&entry.flow, &flow)) {
+        self.remove(&flow);
+    }
+
+    fn remove(&mut self, flow: &Arc<Flow>) {
+        if self.flows.get(&flow.target).is_some_and(|other| Arc::ptr_eq(other, flow)) {
             self.flows.remove(&flow.target);
         }
     }
@@ -158,39 +159,39 @@ impl Association {
     }
 
     /// Hands a payload to the tunnel of its target. Returns whether there is, or will be, a tunnel for it.
-    fn push(&mut self, target: &Target, payload: &[u8], now: Instant) -> bool {
-        let Some(entry) = self.flows.get_mut(target) else { return false };
-        let mut inbox = entry.flow.inbox();
+    fn push(&self, target: &Target, payload: &[u8], now: Instant) -> bool {
+        let Some(flow) = self.flows.get(target) else { return false };
+        let mut inbox = flow.inbox();
         if inbox.closed.is_some() {
             return false;
         }
-        entry.heard = now;
+        if let Some(place) = &inbox.place {
+            place.hears(now);
+        }
         self.shared.access.counters.dropped_waiting.inc_by(inbox.payloads.push(payload) as u64);
         inbox.waker.wake_by_ref();
         true
     }
 
-    /// Starts a tunnel to a target. If there are too many, the client's target that was silent for longest makes room.
-    /// Returns whether there was room.
+    /// Starts a tunnel to a target. If there are too many, another one makes room. Returns whether there was room.
     fn open(&mut self, target: &Target, client: SocketAddr, now: Instant) -> bool {
         // New targets may come faster than the loop in `serve` joins ended tasks.
         while let Some(ended) = self.tasks.try_join_next() {
             self.forget(ended);
         }
-        let mut place = self.shared.tunnels.clone().try_acquire_owned().ok();
-        if place.is_none() {
-            self.shared.access.counters.limit_hit("max_udp_tunnels");
+        let (places, counters) = (&self.shared.tunnels, &self.shared.access.counters);
+        if places.is_full() {
+            counters.limit_hit("max_udp_tunnels");
         }
-        if place.is_none() || self.flows.len() >= TARGETS {
-            let oldest = self.flows.iter().min_by_key(|(_, entry)| entry.heard).map(|(target, _)| target.clone());
-            let Some(evicted) = oldest.and_then(|target| self.flows.remove(&target)) else { return false };
-            self.shared.access.counters.sources_evicted.inc();
-            // The new tunnel gets the place at once, so that no other client can take it.
-            place = place.or(evicted.flow.inbox().place.take());
-            evicted.flow.close(EVICTED);
+        let flow = Arc::new(Flow::new(target));
+        let Some((place, evicted)) = places.take(&self.seat, &flow, now) else { return false };
+        flow.inbox().place = Some(place);
+        if let Some(evicted) = evicted.and_then(|evicted| evicted.upgrade()) {
+            counters.sources_evicted.inc();
+            evicted.close(EVICTED);
+            // Otherwise it is of another association, which forgets it when its task has ended.
+            self.remove(&evicted);
         }
-        let Some(place) = place else { return false };
-        let flow = Arc::new(Flow::new(target, place));
         let carrier = Carrier {
             shared: self.shared.clone(),
             socket: self.socket.clone(),
@@ -199,7 +200,7 @@ impl Association {
             header: socks::datagram_header(target),
         };
         self.tasks.spawn(carrier.run());
-        self.flows.insert(target.clone(), Entry { flow, heard: now });
+        self.flows.insert(target.clone(), flow);
         true
     }
 }
@@ -218,6 +219,7 @@ mod tests {
     use super::*;
     use crate::{
         connect::RelayAccess,
+        proxy::udp_places::TARGETS,
         tests::{access_to, start, unreached},
     };
 
@@ -225,8 +227,9 @@ mod tests {
     async fn association(access: RelayAccess, from: SocketAddr) -> Association {
         let shared = Shared::with(access, 2 * TARGETS);
         let socket = Arc::new(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap());
+        let seat = shared.tunnels.seat(Holder::of(None, Some(from)));
         let (flows, tasks) = (HashMap::new(), JoinSet::new());
-        Association { shared, socket, client: (from.ip(), None), user: None, flows, tasks }
+        Association { shared, socket, client: (from.ip(), None), user: None, seat, flows, tasks }
     }
 
     /// Takes a datagram for a target from a client.
@@ -252,7 +255,7 @@ mod tests {
         }
         assert_eq!((association.flows.len(), association.tasks.len()), (TARGETS, TARGETS + 1));
         assert_eq!(shared.access.counters.sources_evicted.get(), 1_000 - TARGETS as u64);
-        assert_eq!(shared.tunnels.available_permits(), TARGETS);
+        assert_eq!(shared.tunnels.free(), TARGETS);
         // Each of them had one payload, which waited for its tunnel.
         let dropped = || shared.access.counters.dropped_waiting.get();
         eventually(|| dropped() == 1_000 - TARGETS as u64).await;
@@ -304,11 +307,11 @@ mod tests {
         let mut client = Client::of(Does::EchoOnce).await;
         client.send();
         client.receives("an echo").await;
-        let ended = client.association.flows[&client.target].flow.clone();
+        let ended = client.association.flows[&client.target].clone();
         // The relay ends the tunnel, so that its task ends. Nothing joins it yet.
         eventually(|| ended.inbox().place.is_none()).await;
         client.send();
-        let next = &client.association.flows[&client.target].flow;
+        let next = &client.association.flows[&client.target];
         assert!(!Arc::ptr_eq(next, &ended));
         assert_eq!((next.inbox().payloads.len(), ended.inbox().payloads.len()), (1, 0));
     }
@@ -365,7 +368,7 @@ mod tests {
             client.send();
             let is_answered = || counters.tunnels_refused.get() == u64::from(reason.is_none());
             eventually(|| client.relay.requests() == 1 && is_answered()).await;
-            client.association.flows[&client.target].flow.close(closed);
+            client.association.flows[&client.target].close(closed);
             timeout(PATIENCE, client.association.tasks.join_next()).await.expect("it has ended");
             let What::Refusal(request, refused) = recorded.try_recv().unwrap().what.clone() else { panic!("{closed}") };
             assert_eq!(request.client, Some(client.application.local_addr().unwrap()));

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use config::{forward::TunnelMode, proxy::ProxyKind};
 use tokio::sync::Semaphore;
 
-use super::users::ProxyUsers;
+use super::{udp_places::UdpPlaces, users::ProxyUsers};
 use crate::connect::RelayAccess;
 
 /// The reason for a tunnel that was not opened, because its client had left.
@@ -21,8 +21,8 @@ pub struct Shared {
     pub(super) udp_idle: Duration,
     /// The first and the longest wait between attempts to move a UDP tunnel. A target that was refused is not tried again for the first.
     pub(super) backoff: (Duration, Duration),
-    /// A permit for each UDP tunnel that may be open at once.
-    pub(super) tunnels: Arc<Semaphore>,
+    /// The places of UDP tunnels.
+    pub(super) tunnels: Arc<UdpPlaces>,
     /// The length from which answers are fetched in ranges, in bytes; `None` for never.
     pub(super) split_bytes: Option<u64>,
     /// A permit for each answer that may be fetched in ranges at once.
@@ -41,7 +41,7 @@ impl Shared {
             mode: TunnelMode::default(),
             udp_idle: idle,
             backoff: (idle, idle),
-            tunnels: Arc::new(Semaphore::new(tunnels)),
+            tunnels: UdpPlaces::new(tunnels),
             split_bytes: None,
             divided: Semaphore::new(0),
         })

@@ -279,9 +279,16 @@ fn beyond_the_bound_a_clients_least_recent_target_makes_room() {
     let counts = edge.counts().unwrap();
     let evicted = counts.of("edge_sources_evicted_total{listen=\"127.0.0.1:1080\",protocol=\"proxy\"}");
     assert_eq!(evicted, 1, "the tunnel that was silent for longest");
-    // A client without any tunnel gets none, because it has none to give up for it.
+    // Another client gets its share: the tunnel of the one with the most that was silent for longest.
     let other = Association::new(&edge);
     other.send("10.0.2.2:8", b"payload");
+    assert_eq!(other.receive().0, "10.0.2.2:8");
+    for target in ["10.0.2.2:9", "10.0.2.2:7"] {
+        association.send(target, b"payload");
+        assert_eq!(association.receive().0, target);
+    }
+    other.send("10.0.2.2:8", b"payload");
+    assert_eq!(other.receive().0, "10.0.2.2:8");
     let limit = "edge_limit_hits_total{listen=\"127.0.0.1:1080\",protocol=\"proxy\",limit=\"max_udp_tunnels\"}";
-    wait_for("both limits to be counted", SOON, || edge.counts().filter(|counts| counts.of(limit) == 2)).unwrap();
+    wait_for("all limits to be counted", SOON, || edge.counts().filter(|counts| counts.of(limit) == 4)).unwrap();
 }

@@ -8,7 +8,8 @@ use std::{
 use masque::target::Target;
 use parking_lot::{Mutex, MutexGuard};
 use quic::segments::Segments;
-use tokio::sync::OwnedSemaphorePermit;
+
+use crate::proxy::udp_places::UdpPlace;
 
 /// How many bytes may wait for a tunnel, and how many may come out of one in one turn.
 pub(super) const WAITING_BYTES: usize = 64 * 1024;
@@ -17,7 +18,7 @@ pub(super) const WAITING_BYTES: usize = 64 * 1024;
 pub(super) const EVICTED: &str = "evicted";
 
 /// The payloads to and from one target.
-pub(super) struct Flow {
+pub(in crate::proxy) struct Flow {
     pub(super) target: Target,
     inbox: Mutex<Inbox>,
 }
@@ -28,16 +29,16 @@ pub(super) struct Inbox {
     /// The access log's word for the end of its tunnel, if the tunnel has to end or has ended.
     pub(super) closed: Option<&'static str>,
     /// Its place among the tunnels of all clients.
-    pub(super) place: Option<OwnedSemaphorePermit>,
+    pub(super) place: Option<UdpPlace>,
     /// The task that serves it.
     pub(super) waker: Waker,
 }
 
 impl Flow {
-    /// Returns a flow without payloads, with a place among the tunnels of all clients.
-    pub(super) fn new(target: &Target, place: OwnedSemaphorePermit) -> Self {
+    /// Returns a flow without payloads, and without a place yet.
+    pub(in crate::proxy) fn new(target: &Target) -> Self {
         let payloads = Segments::new(WAITING_BYTES);
-        let inbox = Inbox { payloads, closed: None, place: Some(place), waker: Waker::noop().clone() };
+        let inbox = Inbox { payloads, closed: None, place: None, waker: Waker::noop().clone() };
         Self { target: target.clone(), inbox: Mutex::new(inbox) }
     }
 
