@@ -15,6 +15,7 @@ use relay_client::{OpenError, Opened, TunnelSecret, endpoint::ANSWER_TIMEOUT};
 use role::{
     access::record::RefusedRequest,
     gate::Gate,
+    holder::reader_owner,
     tcp::{End, PumpSocket, TcpError, TcpPump},
     tunnel::{TunnelEnd, UdpTunnel},
 };
@@ -369,7 +370,8 @@ impl RelayAccess {
         let entry = self.entrance.enter(client, target, (&link, stream_id), (&self.membership, None));
         // An edge has no users; they belong to the relay.
         let gate = Gate::new(self.membership.clone(), Arc::default(), true, Protocol::Tcp);
-        let pump = TcpPump::at_edge(request, &http, application, gate, entry.traffic.clone()).behind(read, wanted);
+        let of = (&http, reader_owner(client.user.as_ref(), client.address.ip()));
+        let pump = TcpPump::at_edge(request, of, application, gate, entry.traffic.clone()).behind(read, wanted);
         let mut pump = pin!(pump.run(self.idle, on_class));
         let (mut counted, mut count) = ((0, 0), interval(COUNT));
         let end = loop {

@@ -19,7 +19,7 @@
 
 use std::{
     future::poll_fn,
-    sync::mpsc,
+    sync::{Arc, mpsc},
     task::{Context, Poll},
 };
 
@@ -32,6 +32,7 @@ use super::{
     events::ConnectionState,
     hub::service::{Begun, End},
     ledger::{Ledger, StreamLedger},
+    uploads::Credit,
 };
 
 mod station;
@@ -93,6 +94,17 @@ impl Dispatcher {
             self.0.wake();
         }
         ScheduledSendStream::new(self.0.clone(), name, id)
+    }
+
+    /// Returns the books of the stream with this ID, if there is one.
+    pub(crate) fn books(&self, stream_id: u64) -> Option<Arc<StreamLedger>> {
+        let streams = &mut self.0.hub.lock().streams;
+        streams.name(stream_id).and_then(|name| Some(streams.slot(name)?.ledger.clone()))
+    }
+
+    /// Returns the peer's credit for all streams together.
+    pub(crate) fn credit(&self) -> Credit {
+        self.0.ledger.credit()
     }
 
     /// Changes the terms of the stream with this ID, if there is one.

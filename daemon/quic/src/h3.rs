@@ -48,7 +48,6 @@ use super::{
     datagrams::Sender,
     dispatch::{Dispatcher, Driver},
     events::{ConnectionState, frames_clock},
-    flow_control::stream_windows,
     stirred::Stirred,
     stopped::StoppedReaders,
 };
@@ -129,7 +128,8 @@ impl HttpConnection {
                 peer,
                 standing,
                 limits,
-                stopped_readers: Arc::new(StoppedReaders::new(stream_windows(role))),
+                stopped_readers: StoppedReaders::new(role),
+                uploads: Arc::default(),
             },
             next_request: 0,
             goaway: None,

@@ -18,7 +18,7 @@ use std::{
 
 use futures::task::AtomicWaker;
 
-use super::{binding::Binding, class::Class};
+use super::{binding::Binding, class::Class, uploads::Credit};
 
 pub mod account;
 
@@ -32,6 +32,8 @@ pub struct Ledger {
     smoothed_rtt_ns: AtomicU64,
     handed: AtomicU64,
     sent: AtomicU64,
+    /// The flow-control limit of all streams together, as far as it is known.
+    max_data: AtomicU64,
     returned: AtomicU64,
     low_mark: AtomicU64,
     packet_bytes: AtomicU64,
@@ -70,6 +72,7 @@ impl Ledger {
             smoothed_rtt_ns,
             handed: AtomicU64::new(0),
             sent: AtomicU64::new(0),
+            max_data: AtomicU64::new(0),
             returned: AtomicU64::new(0),
             low_mark: AtomicU64::new(0),
             packet_bytes: AtomicU64::new(1_200),
@@ -115,6 +118,15 @@ impl Ledger {
     #[must_use]
     pub fn gone_bytes(&self) -> u64 {
         self.sent.load(Relaxed) + self.returned.load(Relaxed)
+    }
+
+    /// Returns the peer's credit for all streams together. Before the peer gives more, its initial limit counts as a relay's; if more has
+    /// left by then, it is higher, and all of it counts as left.
+    #[must_use]
+    pub fn credit(&self) -> Credit {
+        let limit_bytes = self.max_data.load(Relaxed);
+        let left_bytes = limit_bytes.checked_sub(self.sent.load(Relaxed)).unwrap_or(u64::MAX);
+        Credit { limit_bytes, left_bytes }
     }
 
     /// Returns how many bytes were handed over so far.
@@ -258,8 +270,9 @@ pub struct StreamLedger {
     class: AtomicU64,
     mark: AtomicU32,
     sent: AtomicU64,
-    /// The stream's flow-control limit (RFC 9000 §4.1).
+    /// The stream's flow-control limit (RFC 9000 §4.1), and what it was at first.
     max_data: AtomicU64,
+    window_bytes: u64,
     /// Whether the driver wants to be told when the limit grows.
     blocked: AtomicBool,
     /// Whether the driver was told that the peer stopped reading.
@@ -274,6 +287,7 @@ impl StreamLedger {
             mark: AtomicU32::new(0),
             sent: AtomicU64::new(0),
             max_data: AtomicU64::new(limit),
+            window_bytes: limit,
             blocked: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
         })
@@ -295,6 +309,22 @@ impl StreamLedger {
     #[must_use]
     pub fn sent_bytes(&self) -> u64 {
         self.sent.load(Relaxed)
+    }
+
+    /// Returns the books of a stream with a window of `window_bytes`, of which `sent_bytes` have been sent.
+    #[cfg(test)]
+    pub(crate) fn sent_to(window_bytes: u64, sent_bytes: u64) -> Arc<Self> {
+        let stream = Self::new(0, window_bytes);
+        stream.sent.store(sent_bytes, Relaxed);
+        stream
+    }
+
+    /// Returns about how many bytes of the stream have been sent and not read by the peer, if its limit grows by what it has read; 0 if they
+    /// are few, because the limit grows only by a part of the window.
+    #[must_use]
+    pub fn unread_bytes(&self) -> u64 {
+        let unread_bytes = (self.sent_bytes() + self.window_bytes).saturating_sub(self.max_data.load(Relaxed));
+        if unread_bytes > self.window_bytes / 8 { unread_bytes } else { 0 }
     }
 
     /// Returns the offset up to which the peer allows bytes. If that is not beyond `handed`, the driver is told when the limit

@@ -27,5 +27,6 @@ pub mod segments;
 pub mod stirred;
 pub mod stopped;
 mod turns;
+pub mod uploads;
 
 pub use tls;

@@ -18,6 +18,7 @@ use quic::{
     events::{ConnectionState, Strays},
     h3::{self, Error, MessageLimits, Request},
     stirred::either,
+    stopped::ReaderOwner,
 };
 use role::{expiry::expiry, gate::Gate, limits::Gauge, tcp::TcpPump, traffic::UserTraffic};
 use rustls_pki_types::CertificateDer;
@@ -342,7 +343,8 @@ async fn open(
             let on_class = move |socket: &TcpStream, before: &Class, class: &Arc<Class>| {
                 mark(&SockRef::from(socket), Some(before), class, &metrics);
             };
-            let pump = TcpPump::new(request, &http, target, gate, traffic);
+            let of = (&http, ReaderOwner::Address(tunnel.asked.next_hop.ip().to_canonical()));
+            let pump = TcpPump::new(request, of, target, gate, traffic);
             Box::pin(async move { pump.run(limits.tunnel_idle, on_class).await.label() })
         }
     };

@@ -25,7 +25,7 @@ pub mod movable;
 mod names;
 mod token_file;
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use masque::{
@@ -36,12 +36,21 @@ use masque::{
     target::Target,
     template::Template,
 };
-use quic::h3::{self, HttpConnection, MessageLimits, Request, Reserved};
+use quic::{
+    h3::{self, HttpConnection, MessageLimits, Request, Reserved},
+    stirred::either,
+};
 use role::tunnel::UdpTunnel;
 use sha2::{Digest as _, Sha256};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{Instant, sleep},
+};
 
 use self::credentials::{CredentialsRefused, CredentialsStanding};
+
+/// How often a connection is examined for uploads that hold all of its credit.
+const LOOK: Duration = Duration::from_millis(500);
 
 /// Why no tunnel was opened.
 #[derive(Debug, thiserror::Error)]
@@ -324,11 +333,24 @@ impl RelayConnection {
     }
 }
 
-/// Drives a client's connection until it ends, and returns why it ended.
+/// Drives a client's connection until it ends, and returns why it ended. While its streams have several owners, ends uploads of an owner that
+/// hold all of the connection's credit.
 pub async fn drive(mut connection: HttpConnection) -> h3::Error {
-    loop {
-        if let Err(error) = connection.next().await {
-            return error;
+    let http = connection.client();
+    let driving = async {
+        loop {
+            if let Err(error) = connection.next().await {
+                return error;
+            }
         }
+    };
+    either(driving, look_at_uploads(&http)).await
+}
+
+async fn look_at_uploads(http: &h3::Client) -> h3::Error {
+    loop {
+        http.stopped_readers().shared().await;
+        sleep(LOOK).await;
+        http.look_at_uploads(Instant::now().into_std());
     }
 }

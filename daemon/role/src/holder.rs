@@ -1,8 +1,14 @@
 //! The owner of a share of a common resource: a tunnel, a lookup, a body.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use admission::strangers::AddressPrefix;
+use quic::stopped::ReaderOwner;
+
+use crate::unidentified_callers::place;
 
 /// A user or, where clients need not authenticate, the client's network: the smallest block usually assigned to one
 /// customer. A customer can use all these addresses at no cost, so they count as one.
@@ -26,6 +32,13 @@ impl Holder {
             (None, None) => Self::Unknown,
         }
     }
+}
+
+/// Returns the owner of a stream that an edge opens for a client: `user` if it is known, otherwise the client's address, or the /64 of an
+/// IPv6 address. Clients of an edge may all have addresses of one network.
+#[must_use]
+pub fn reader_owner(user: Option<&Arc<str>>, client: IpAddr) -> ReaderOwner {
+    user.map_or_else(|| ReaderOwner::Address(place(client)), |user| ReaderOwner::User(user.clone()))
 }
 
 #[cfg(test)]

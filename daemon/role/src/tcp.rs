@@ -22,7 +22,8 @@ use quic::{
     class::{Class, PolicyRole},
     dispatch::StreamWriteError,
     h3::{Client, Error, Request},
-    stopped::{READER_PATIENCE, StoppedReader, StoppedReaders},
+    stopped::{OpenReader, ReaderOwner},
+    uploads::OpenUpload,
 };
 use socket2::SockRef;
 use tokio::{
@@ -63,7 +64,7 @@ pub enum End {
     Failed(TcpError),
     /// No bytes moved for too long.
     Idle,
-    /// The socket took no bytes for too long, and unread bytes of such tunnels used up the connection's credit.
+    /// The socket took no bytes for too long, or too few, and unread bytes of such tunnels used up the connection's credit.
     Stopped,
 }
 
@@ -139,55 +140,19 @@ pub struct TcpPump<S = TcpStream> {
     request_finished: bool,
     socket_finished: bool,
     traffic: Arc<Traffic>,
-    /// The readers of the connection's streams that have stopped.
-    stopped: Arc<StoppedReaders>,
-    /// What is known about the socket as the reader of the request.
-    reader: Reader,
-}
-
-/// What is known about a socket that takes the bytes of a request.
-#[derive(Debug)]
-enum Reader {
-    /// It takes bytes.
-    Takes,
-    /// It has just refused bytes.
-    Waits,
-    /// It refused bytes lately. `since` is when it last took some, or when the first waiting bytes arrived.
-    Watched { since: Instant },
-    /// Bytes wait for it, and it has taken none for [`READER_PATIENCE`].
-    Stopped(StoppedReader),
-}
-
-impl Reader {
-    /// Notes that it took bytes, or that bytes begin to wait for it.
-    fn progress(&mut self) {
-        match self {
-            Self::Watched { since } => *since = Instant::now(),
-            Self::Takes | Self::Waits | Self::Stopped(_) => *self = Self::Takes,
-        }
-    }
-
-    /// Notes that it refused bytes.
-    fn refuse(&mut self) {
-        if matches!(self, Self::Takes) {
-            *self = Self::Waits;
-        }
-    }
-
-    /// Returns when to judge a watched reader.
-    fn due(&self) -> Option<Instant> {
-        match self {
-            Self::Watched { since } => Some(*since + READER_PATIENCE),
-            Self::Takes | Self::Waits | Self::Stopped(_) => None,
-        }
-    }
+    /// The socket, as the reader of the request.
+    reader: OpenReader,
+    /// At an edge, the socket as the source of the request's bytes.
+    upload: Option<OpenUpload>,
+    /// Whether the reader has to be judged earlier than `run` knows.
+    has_new_due: bool,
 }
 
 /// Why a poll of a pump is over.
 enum Step {
     /// Both directions have ended.
     Ended,
-    /// The socket has stopped, and the connection has no room for so many stopped tunnels.
+    /// The socket has stopped, and the connection has no room for so many stopped readers.
     Stopped,
     /// The socket takes no more bytes at the moment.
     Waits,
@@ -195,26 +160,40 @@ enum Step {
 
 impl<S: PumpSocket> TcpPump<S> {
     /// Joins an accepted request to the connection to its target, through the gate of its class; moved bytes are counted
-    /// in `traffic`. `http` is the connection of the request.
+    /// in `traffic`. `http` is the connection of the request, and `owner` stands for the target.
     #[must_use]
-    pub fn new(request: Request, http: &Client, target: S, gate: Gate, traffic: Arc<Traffic>) -> Self {
-        Self::join(request, http, target, PolicyRole::Relay, (gate, traffic))
+    pub fn new(
+        request: Request,
+        (http, owner): (&Client, ReaderOwner),
+        target: S,
+        gate: Gate,
+        traffic: Arc<Traffic>,
+    ) -> Self {
+        Self::join(request, (http, owner), target, PolicyRole::Relay, (gate, traffic))
     }
 
-    /// Joins the connection of an application to a request that a relay has accepted, as [`TcpPump::new`] does.
+    /// Joins the connection of an application, which is one of `owner`, to a request that a relay has accepted, as [`TcpPump::new`] does.
     #[must_use]
-    pub fn at_edge(request: Request, http: &Client, application: S, gate: Gate, traffic: Arc<Traffic>) -> Self {
-        Self::join(request, http, application, PolicyRole::Edge, (gate, traffic))
+    pub fn at_edge(
+        request: Request,
+        (http, owner): (&Client, ReaderOwner),
+        application: S,
+        gate: Gate,
+        traffic: Arc<Traffic>,
+    ) -> Self {
+        Self::join(request, (http, owner), application, PolicyRole::Edge, (gate, traffic))
     }
 
     fn join(
         mut request: Request,
-        http: &Client,
+        (http, owner): (&Client, ReaderOwner),
         socket: S,
         role: PolicyRole,
         (gate, traffic): (Gate, Arc<Traffic>),
     ) -> Self {
         request.recv.set_connect();
+        let is_edge = matches!(role, PolicyRole::Edge);
+        let upload = if is_edge { http.upload(request.stream_id, owner.clone()) } else { None };
         request.flow.refuse_datagrams();
         Self {
             request,
@@ -227,8 +206,9 @@ impl<S: PumpSocket> TcpPump<S> {
             request_finished: false,
             socket_finished: false,
             traffic,
-            stopped: http.stopped_readers().clone(),
-            reader: Reader::Takes,
+            reader: http.stopped_readers().open(owner, Instant::now().into_std()),
+            upload,
+            has_new_due: false,
         }
     }
 
@@ -255,7 +235,7 @@ impl<S: PumpSocket> TcpPump<S> {
         self.socket.set_cuts(true);
         let end = loop {
             let idle_due = quiet_since + idle;
-            let due = self.reader.due().map_or(idle_due, |due| due.min(idle_due));
+            let due = self.reader.due().map_or(idle_due, |due| idle_due.min(due.into()));
             match timeout_at(due, poll_fn(|cx| self.poll(cx, &mut on_class))).await {
                 Ok(Ok(Step::Ended)) => {
                     self.socket.set_cuts(false);
@@ -265,12 +245,12 @@ impl<S: PumpSocket> TcpPump<S> {
                     return End::Finished;
                 }
                 Ok(Ok(Step::Stopped)) => break End::Stopped,
-                Ok(Ok(Step::Waits)) => self.reader = Reader::Watched { since: Instant::now() },
+                Ok(Ok(Step::Waits)) => self.has_new_due = false,
                 Ok(Err(error)) => break End::Failed(error),
                 Err(_) => {
                     let now = Instant::now();
-                    if self.reader.due().is_some_and(|due| due <= now) {
-                        self.judge();
+                    if self.reader.due().is_some_and(|due| due <= now.into_std()) {
+                        self.reader.judge(now.into_std());
                     }
                     // Bytes that a rate holds back do not move, but the tunnel is not silent.
                     if self.traffic.bytes() != moved || self.gate.is_waiting() || self.request.flow.is_delayed() {
@@ -300,19 +280,14 @@ impl<S: PumpSocket> TcpPump<S> {
         if to_socket.is_ready() && from_socket.is_ready() {
             return Poll::Ready(Ok(Step::Ended));
         }
-        match &self.reader {
-            Reader::Waits => Poll::Ready(Ok(Step::Waits)),
-            Reader::Stopped(place) => place.poll_has_to_end(cx).map(|()| Ok(Step::Stopped)),
-            Reader::Takes | Reader::Watched { .. } => Poll::Pending,
+        if self.has_new_due {
+            return Poll::Ready(Ok(Step::Waits));
         }
-    }
-
-    /// Decides about a reader that has taken nothing for long.
-    fn judge(&mut self) {
-        self.reader = match self.unwritten.is_empty() {
-            true => Reader::Takes,
-            false => Reader::Stopped(self.stopped.enter()),
-        };
+        let upload_ends = self.upload.as_ref().is_some_and(|upload| upload.poll_has_to_end(cx).is_ready());
+        if upload_ends || self.reader.poll_has_to_end(cx).is_ready() {
+            return Poll::Ready(Ok(Step::Stopped));
+        }
+        Poll::Pending
     }
 
     fn poll_to_socket(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), TcpError>> {
@@ -323,14 +298,14 @@ impl<S: PumpSocket> TcpPump<S> {
                     let bytes = self.unwritten.len().min(most);
                     if self.gate.poll(cx, TransferCost::of_tcp(bytes)).is_pending() {
                         // The rate of the class or the user holds the bytes, and not the socket.
-                        self.reader = Reader::Takes;
+                        self.reader.rests();
                         return Poll::Pending;
                     }
                     self.granted = bytes;
                 }
                 let granted = &self.unwritten[..self.granted];
                 let Poll::Ready(written) = Pin::new(&mut self.socket).poll_write(cx, granted) else {
-                    self.reader.refuse();
+                    self.has_new_due |= self.reader.waits(Instant::now().into_std());
                     return Poll::Pending;
                 };
                 let written = written?;
@@ -339,7 +314,7 @@ impl<S: PumpSocket> TcpPump<S> {
                 if self.granted == 0 {
                     self.gate.passed();
                 }
-                self.reader.progress();
+                self.reader.takes(written, || Instant::now().into_std());
                 match self.role {
                     PolicyRole::Relay => self.traffic.add_up(written as u64, 0),
                     PolicyRole::Edge => self.traffic.add_down(written as u64, 0),
@@ -348,11 +323,12 @@ impl<S: PumpSocket> TcpPump<S> {
             if self.request_finished {
                 return Pin::new(&mut self.socket).poll_shutdown(cx).map_err(TcpError::from);
             }
-            match ready!(self.request.recv.poll_part(cx))? {
-                Some(Part::Data(bytes)) => {
-                    self.unwritten = bytes;
-                    self.reader.progress();
-                }
+            let Poll::Ready(part) = self.request.recv.poll_part(cx) else {
+                self.reader.rests();
+                return Poll::Pending;
+            };
+            match part? {
+                Some(Part::Data(bytes)) => self.unwritten = bytes,
                 Some(_) => {}
                 None => self.request_finished = true,
             }

@@ -29,6 +29,7 @@ use quic::{
     cap::UserRate,
     class::{Membership, Terms},
     h3::{self, Request},
+    stopped::ReaderOwner,
 };
 use relay::{
     udp::UdpPump,
@@ -234,7 +235,8 @@ fn a_client_ends_a_tcp_tunnel_whose_target_is_silent() {
                 let socket = TcpStream::connect(to).unwrap();
                 socket.set_nonblocking(true).unwrap();
                 let socket = tokio::net::TcpStream::from_std(socket).unwrap();
-                let pump = TcpPump::new(request, &client, socket, gate(Protocol::Tcp), Arc::default());
+                let of = (&client, ReaderOwner::Address(to.ip()));
+                let pump = TcpPump::new(request, of, socket, gate(Protocol::Tcp), Arc::default());
                 let ended = pump.run(LONG, |_, _, _| {}).await;
                 *end.lock().unwrap() = Some(ended);
             }

@@ -3,6 +3,7 @@
 use std::{
     future::poll_fn,
     sync::{Arc, atomic::Ordering::Relaxed},
+    time::Instant,
 };
 
 use admission::strangers::{ClientStanding, StreamFrames};
@@ -23,7 +24,8 @@ use crate::{
     datagrams::Hub,
     dispatch::Dispatcher,
     events::ConnectionState,
-    stopped::StoppedReaders,
+    stopped::{ReaderOwner, StoppedReaders},
+    uploads::{OpenUpload, Uploads},
 };
 
 /// The handle that the tasks of one connection share; opens requests in the client role.
@@ -39,6 +41,7 @@ pub struct Client {
     pub(super) standing: ClientStanding,
     pub(super) limits: MessageLimits,
     pub(super) stopped_readers: Arc<StoppedReaders>,
+    pub(super) uploads: Arc<Uploads>,
 }
 
 /// A stream that the peer's credit allows (RFC 9000 §4.6), for a later request.
@@ -57,10 +60,21 @@ impl Client {
         &self.standing
     }
 
-    /// Returns the readers of the connection's streams that have stopped.
+    /// Returns the readers of the connection's streams, some of which may have stopped.
     #[must_use]
     pub const fn stopped_readers(&self) -> &Arc<StoppedReaders> {
         &self.stopped_readers
+    }
+
+    /// Adds a stream by which `owner` uploads bytes; `None` if it has ended.
+    #[must_use]
+    pub fn upload(&self, stream_id: u64, owner: ReaderOwner) -> Option<OpenUpload> {
+        Some(self.uploads.open(owner, self.dispatcher.books(stream_id)?))
+    }
+
+    /// Ends uploads that hold all credit of the connection. See [`Uploads::look`].
+    pub fn look_at_uploads(&self, now: Instant) {
+        self.uploads.look(self.dispatcher.credit(), now);
     }
 
     /// Notes that nothing of a stream is held any more, because we stopped and reset it.

@@ -14,11 +14,12 @@ use std::{
 };
 
 use foldhash::fast::RandomState;
+use masque::h3::Role;
 use pacing::{class_key::ClassKey, label};
 use s2n_quic::provider::event::events::{Frame, TransportParameters};
 
 use super::{BASE_PACKET_BYTES, Ledger, PACKET_OVERHEAD_BYTES, StreamLedger};
-use crate::congestion;
+use crate::{congestion, flow_control::stream_windows};
 
 /// The callbacks' side of a connection's books.
 #[derive(Debug)]
@@ -126,6 +127,9 @@ impl Account {
     pub fn on_transport_parameters(&mut self, parameters: &TransportParameters<'_>) {
         self.limit_own = parameters.initial_max_stream_data_bidi_remote;
         self.limit_peers = parameters.initial_max_stream_data_bidi_local;
+        // The transport does not tell the initial limit of all streams together. This is a relay's.
+        let windows = u64::from(stream_windows(Role::Server));
+        self.ledger.max_data.store(windows.saturating_mul(self.limit_own), Relaxed);
     }
 
     /// Notes a frame in the packet under construction.
@@ -173,6 +177,7 @@ impl Account {
                 }
                 None => {}
             },
+            Frame::MaxData { value, .. } => _ = self.ledger.max_data.fetch_max(value, Relaxed),
             Frame::StopSending { id, .. } => {
                 if let Some(stream) = self.streams.get(&id)
                     && !stream.stopped.swap(true, Relaxed)

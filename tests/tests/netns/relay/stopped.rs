@@ -2,7 +2,8 @@
 
 use std::{
     io::{Read as _, Write as _},
-    net::TcpListener,
+    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    sync::mpsc,
     time::Duration,
 };
 
@@ -19,6 +20,7 @@ use quic::{
     h3::{Error, Request},
     stopped::READER_PATIENCE,
 };
+use socket2::{Domain, Socket, Type};
 use tokio::time::timeout;
 
 use super::entrance::{Edge, sample};
@@ -76,6 +78,47 @@ fn applications_that_stop_reading_leave_other_tunnels_of_their_edge_alone() {
         reader.read_exact(&mut read).unwrap();
         assert!(read.iter().all(|byte| *byte == 7));
     }
+}
+
+/// Connects an application at this address of the client's host to a local address of the edge.
+fn connect_from(edge: &Edge<'_>, from: u8, port: u16) -> TcpStream {
+    let address = |last, port| SocketAddr::from((Ipv4Addr::new(127, 0, 0, last), port));
+    let connect = || {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        socket.bind(&address(from, 0).into()).unwrap();
+        socket.connect(&address(1, port).into()).unwrap();
+        TcpStream::from(socket)
+    };
+    edge.site.chain.client.run(connect).unwrap()
+}
+
+#[test]
+fn uploads_that_hold_all_credit_end_for_another_application_and_they_are_those_of_the_one_with_the_most() {
+    lab::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    site.chain.relay.sysctl("net.ipv4.tcp_wmem", "4096 65536 65536").unwrap();
+    site.chain.target.echo_tcp(443).unwrap();
+    serve(&site, 80, std::mem::forget);
+    let edge = Edge::start(
+        &site,
+        "[[forward]]\nlisten = \"127.0.0.1:5001\"\nprotocol = \"tcp\"\ntarget = \"10.0.2.2:80\"\n$RELAY\n\
+         [[forward]]\nlisten = \"127.0.0.1:5002\"\nprotocol = \"tcp\"\ntarget = \"10.0.2.2:443\"\n$RELAY\n",
+    );
+    let (ended, ends) = mpsc::channel();
+    // The first one to stop is the only one of its application.
+    for from in [2].into_iter().chain([3; STOPPED]) {
+        let (mut stream, ended) = (connect_from(&edge, from, 5001), ended.clone());
+        std::thread::spawn(move || {
+            while stream.write_all(&[7; 16_384]).is_ok() {}
+            _ = ended.send(from);
+        });
+    }
+    assert_eq!([ends.recv_timeout(SOON), ends.recv_timeout(SOON)], [Ok(3), Ok(3)]);
+    let mut echo = connect_from(&edge, 2, 5002);
+    echo.set_read_timeout(Some(SOON)).unwrap();
+    echo.write_all(b"echo").unwrap();
+    echo.read_exact(&mut [0; 4]).unwrap();
+    assert!(ends.try_iter().all(|from| from == 3));
 }
 
 /// Sends more than a window on a tunnel whose target reads nothing. Returns once the tunnel has ended.

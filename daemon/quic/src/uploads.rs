@@ -1,0 +1,186 @@
+//! Uploads that hold the credit of a connection (RFC 9000 §4.1). While their targets do not read, no stream of the connection can send. The
+//! relay sees one user behind all of them; only the edge knows whose they are.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    task::{Context, Poll},
+    time::{Duration, Instant},
+};
+
+use masque::h3::Role;
+use parking_lot::Mutex;
+
+use crate::{
+    flow_control::stream_windows,
+    ledger::StreamLedger,
+    stopped::{Ending, ReaderOwner, room_beside_one},
+};
+
+/// How long a connection's credit may be used up, without news, before uploads have to end.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// A connection with less credit than this has used it up: the control streams take a little of it.
+const LITTLE_BYTES: u64 = 16 << 10;
+
+/// How many bytes uploads that end at once hold at least: the peer announces credit once a tenth of 16 windows of 1 MiB is free, and an
+/// upload holds up to an eighth less than it seems to.
+const ENOUGH_BYTES: u64 = 2 << 20;
+
+/// The credit of a connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Credit {
+    /// How many bytes of all its streams together the peer allows.
+    pub limit_bytes: u64,
+    /// How many of them are left.
+    pub left_bytes: u64,
+}
+
+/// The uploads over one connection.
+#[derive(Debug, Default)]
+pub struct Uploads(Mutex<Now>);
+
+#[derive(Debug, Default)]
+struct Now {
+    came: u64,
+    open: BTreeMap<u64, Upload>,
+    /// The limit at which the credit is used up, and since when.
+    used_up: Option<(u64, Instant)>,
+}
+
+#[derive(Debug)]
+struct Upload {
+    owner: ReaderOwner,
+    books: Arc<StreamLedger>,
+    ending: Arc<Ending>,
+}
+
+impl Uploads {
+    /// Adds an upload of `owner`.
+    #[must_use]
+    pub(crate) fn open(self: &Arc<Self>, owner: ReaderOwner, books: Arc<StreamLedger>) -> OpenUpload {
+        let mut now = self.0.lock();
+        let (id, ending) = (now.came, Arc::<Ending>::default());
+        now.came += 1;
+        now.open.insert(id, Upload { owner, books, ending: ending.clone() });
+        OpenUpload { of: self.clone(), id, ending }
+    }
+
+    /// Ends uploads if the connection's `credit` has been used up for a while. They belong to the owner whose uploads hold the most, if it
+    /// has several; those that hold the most are the first. Call it regularly while streams of the connection have several owners.
+    pub fn look(&self, credit: Credit, now: Instant) {
+        let mut uploads = self.0.lock();
+        let is_used_up = credit.left_bytes < LITTLE_BYTES;
+        let before = uploads.used_up.filter(|(limit, _)| *limit == credit.limit_bytes);
+        uploads.used_up = is_used_up.then(|| before.unwrap_or((credit.limit_bytes, now)));
+        let Some((_, since)) = uploads.used_up else { return };
+        if now.saturating_duration_since(since) < PATIENCE {
+            return;
+        }
+        let room = room_beside_one(stream_windows(Role::Server));
+        let mut ended_bytes = 0;
+        loop {
+            // The uploads of each owner, with the bytes of all of them and the one that holds the most.
+            let mut by_owner = HashMap::<_, (u64, usize, (u64, u64))>::new();
+            for (&id, Upload { owner, books, .. }) in &uploads.open {
+                let bytes = books.unread_bytes();
+                if bytes > 0 {
+                    let (all, count, most) = by_owner.entry(owner).or_default();
+                    *all += bytes;
+                    *count += 1;
+                    *most = (*most).max((bytes, id));
+                }
+            }
+            let all = by_owner.values().map(|(_, count, _)| count).sum::<usize>();
+            let most = by_owner.into_values().max().filter(|(_, count, _)| *count > 1);
+            // Those that stay would use up what becomes free.
+            let most = most.filter(|_| ended_bytes < ENOUGH_BYTES || all > room);
+            let Some((_, _, (bytes, id))) = most else { return };
+            if let Some(upload) = uploads.open.remove(&id) {
+                upload.ending.set();
+            }
+            ended_bytes += bytes;
+        }
+    }
+}
+
+/// An upload, until dropped.
+#[derive(Debug)]
+pub struct OpenUpload {
+    of: Arc<Uploads>,
+    id: u64,
+    ending: Arc<Ending>,
+}
+
+impl OpenUpload {
+    /// Ready once its stream has to end.
+    pub fn poll_has_to_end(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.ending.poll(cx)
+    }
+}
+
+impl Drop for OpenUpload {
+    fn drop(&mut self) {
+        self.of.0.lock().open.remove(&self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::task::noop_waker_ref;
+
+    use super::*;
+
+    const WINDOW: u64 = 1 << 20;
+    const USED_UP: Credit = Credit { limit_bytes: 16 * WINDOW, left_bytes: 100 };
+
+    fn open(uploads: &Arc<Uploads>, owner: u8, unread_bytes: u64) -> OpenUpload {
+        let books = StreamLedger::sent_to(WINDOW, unread_bytes);
+        uploads.open(ReaderOwner::Address([192, 0, 2, owner].into()), books)
+    }
+
+    fn ended(uploads: &[OpenUpload]) -> Vec<bool> {
+        let ends = |upload: &OpenUpload| upload.poll_has_to_end(&mut Context::from_waker(noop_waker_ref())).is_ready();
+        uploads.iter().map(ends).collect()
+    }
+
+    #[test]
+    fn uploads_end_once_credit_is_used_up_for_a_second_and_they_are_those_of_the_client_with_the_most_unread_bytes() {
+        let (uploads, began) = (Arc::<Uploads>::default(), Instant::now());
+        let mut open: Vec<_> = [(1, WINDOW), (2, WINDOW / 2), (2, WINDOW), (2, WINDOW), (3, 1_000), (3, 1_000)]
+            .map(|(owner, bytes)| open(&uploads, owner, bytes))
+            .into();
+        uploads.look(USED_UP, began);
+        uploads.look(USED_UP, began + Duration::from_millis(999));
+        assert_eq!(ended(&open), [false; 6]);
+        uploads.look(USED_UP, began + PATIENCE);
+        assert_eq!(ended(&open), [false, false, true, true, false, false]);
+        // Each client has one now.
+        open.drain(2..4);
+        uploads.look(USED_UP, began + 2 * PATIENCE);
+        assert_eq!(ended(&open), [false; 4]);
+    }
+
+    #[test]
+    fn of_many_uploads_those_end_that_would_use_up_the_credit_again() {
+        let (uploads, began) = (Arc::<Uploads>::default(), Instant::now());
+        let open: Vec<_> = (0..24).map(|_| open(&uploads, 1, WINDOW * 16 / 24)).collect();
+        uploads.look(USED_UP, began);
+        uploads.look(USED_UP, began + PATIENCE);
+        assert_eq!(ended(&open).into_iter().filter(|ended| *ended).count(), 24 - 13);
+    }
+
+    #[test]
+    fn no_upload_ends_while_the_peer_reads_enough_or_credit_is_left() {
+        let (uploads, began) = (Arc::<Uploads>::default(), Instant::now());
+        let open: Vec<_> = (0..16).map(|_| open(&uploads, 1, WINDOW)).collect();
+        for second in 0..10 {
+            let limit_bytes = USED_UP.limit_bytes + u64::from(second) * 2 * WINDOW;
+            uploads.look(Credit { limit_bytes, ..USED_UP }, began + second * PATIENCE);
+        }
+        for second in 10..20 {
+            uploads.look(Credit { left_bytes: LITTLE_BYTES, ..USED_UP }, began + second * PATIENCE);
+        }
+        assert_eq!(ended(&open), [false; 16]);
+    }
+}
