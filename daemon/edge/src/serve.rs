@@ -15,6 +15,7 @@ use prometheus_client::metrics::counter::Counter;
 use quic::{
     class::{Membership, Terms},
     h3::{self, Request},
+    stopped::StoppedReaders,
 };
 use relay_client::{FirstRequest, credentials::CredentialsRefused, endpoint::ANSWER_TIMEOUT};
 use role::{
@@ -349,6 +350,10 @@ impl GatewayAccess for ToGateways {
         if let Some(access) = self.accesses.get(copy.counted.place) {
             access.uplink.note_copy_first();
         }
+    }
+
+    fn readers(&self, place: &RequestAtGateway) -> Arc<StoppedReaders> {
+        place.link.relay.http().stopped_readers().clone()
     }
 
     fn traffic(&self, place: &RequestAtGateway) -> Arc<Traffic> {

@@ -38,10 +38,13 @@ use masque::{
     priority::{self, Priority},
 };
 use openai::{OpenAiError, RoutingFields};
-use quic::class::{Since, Terms};
+use quic::{
+    class::{Since, Terms},
+    stopped::ReaderOwner,
+};
 use role::{
     access::AccessLog,
-    holder::Holder,
+    holder::{Holder, reader_owner},
     known_clients::KnownClients,
     newcomers::{Newcomer, Newcomers},
 };
@@ -250,6 +253,7 @@ impl<W: GatewayAccess> ModelEntrance<W> {
         let user = self.classes.user(&head, SystemTime::now());
         recording.asked_by(user.clone(), &head);
         let holder = Holder::of(user.as_ref(), Some(from));
+        let reader = reader_owner(user.as_ref(), from.ip());
         // No page of a browser knows a key.
         let checked = if user.is_none() { self.limits.pages.check(&parts) } else { Ok(()) };
         let share = self.bodies.begin(holder.clone());
@@ -294,7 +298,7 @@ impl<W: GatewayAccess> ModelEntrance<W> {
             recording.goes(|| gateways.way(&asked.place));
             let is_tried_on = tries < MOST_TRIES || self.may_do_better(refusal.as_ref(), &tried);
             let may_leave = is_tried_on || refusal.is_some();
-            let (outcome, answer) = race(gateways, asked, head_now, body, may_leave).await;
+            let (outcome, answer) = race(gateways, (asked, &reader), head_now, body, may_leave).await;
             let is_good = outcome.is_good();
             match outcome {
                 Outcome::Answered(answered) => {
@@ -341,12 +345,12 @@ fn terms(class: &RequestClass, signal: Option<Priority>, elapsed: Duration) -> T
 /// request cannot better counts, and the other request is cancelled.
 async fn race<W: GatewayAccess>(
     gateways: &W,
-    Asked { request, place, other_path }: Asked<W>,
+    (Asked { request, place, other_path }, reader): (Asked<W>, &ReaderOwner),
     head: impl FnOnce() -> RequestHead + Send,
     body: &Bytes,
     may_leave: bool,
 ) -> (Outcome, Answer<W::Place>) {
-    let mut first = Answer::new(gateways, request, place);
+    let mut first = Answer::new(gateways, request, place, reader);
     let Some(other_path) = other_path else {
         let outcome = first.begin(gateways, body, may_leave).await;
         return (outcome, first);
@@ -358,7 +362,7 @@ async fn race<W: GatewayAccess>(
     });
     let copying = Box::pin(async {
         let (request, place) = gateways.copy(other_path, head).await?;
-        let mut copy = Answer::new(gateways, request, place);
+        let mut copy = Answer::new(gateways, request, place, reader);
         let outcome = copy.begin(gateways, body, true).await;
         Some((outcome, copy))
     });

@@ -1,18 +1,28 @@
 //! A request at a gateway, and its answer on the way to a client.
 
 use std::{
+    future::poll_fn,
     io,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use bytes::Bytes;
 use engines::FULL_PERMILLE;
 use hyper::body::{Body, Frame};
 use masque::h3::{self, Code, Part, ResponseHead};
-use quic::h3::{RecvStream, Request, SendStream};
-use role::traffic::Traffic;
+use parking_lot::Mutex;
+use quic::{
+    h3::{RecvStream, Request, SendStream},
+    stopped::{OpenReader, ReaderOwner},
+};
+use role::{access::served::UNTAKEN, traffic::Traffic};
+use tokio::{
+    task::AbortHandle,
+    time::{Instant, timeout_at},
+};
 
 use super::{gateway_access::GatewayAccess, recording::Recording};
 use crate::load_permille;
@@ -20,13 +30,65 @@ use crate::load_permille;
 /// How many bytes go into one DATA frame.
 const CHUNK_BYTES: usize = 16 << 10;
 
+/// How often an answer for which the client does not have to wait is looked at.
+const PAUSE: Duration = Duration::from_secs(1);
+
 /// A gateway's answer on its way to a client. Dropping it before its end also ends the request at the gateway.
 pub(super) struct Answer<P> {
-    streams: Option<(RecvStream, SendStream)>,
+    streams: Streams,
     place: P,
     traffic: Arc<Traffic>,
+    /// How many bytes the client has to take before it gets the next part.
+    handed_bytes: usize,
+    /// Whether all of it has passed.
+    is_over: bool,
     /// Its record, after its head.
     recording: Option<Recording>,
+    /// The task that ends it if the client stops reading. It began after the head.
+    watch: Option<AbortHandle>,
+}
+
+/// The streams of a request until its end. hyper asks for no part of an answer while the client does not read, so another task has to be
+/// able to end it.
+type Streams = Arc<Mutex<Option<OpenStreams>>>;
+
+struct OpenStreams {
+    recv: RecvStream,
+    send: SendStream,
+    /// The client, as the reader of `recv`.
+    reader: OpenReader,
+}
+
+impl OpenStreams {
+    fn cancel(self) {
+        self.recv.stop(Code::RequestCancelled);
+        self.send.reset(Code::RequestCancelled);
+    }
+}
+
+fn now() -> std::time::Instant {
+    Instant::now().into_std()
+}
+
+/// Ends a request once its client has stopped reading and the connection to the gateway has no room for so many such readers.
+async fn watch(streams: Streams) {
+    let ends = |cx: &mut Context<'_>| match &*streams.lock() {
+        Some(open) => open.reader.poll_has_to_end(cx),
+        None => Poll::Ready(()),
+    };
+    loop {
+        let due = streams.lock().as_ref().and_then(|open| open.reader.due()).unwrap_or_else(|| now() + PAUSE);
+        if timeout_at(due.into(), poll_fn(ends)).await.is_ok() {
+            break;
+        }
+        if let Some(open) = &mut *streams.lock()
+            && open.reader.due().is_some_and(|due| due <= now())
+        {
+            open.reader.judge(now());
+        }
+    }
+    let ended = streams.lock().take();
+    ended.into_iter().for_each(OpenStreams::cancel);
 }
 
 /// The result of a request over one path, up to the head of its answer.
@@ -68,15 +130,26 @@ impl Outcome {
 }
 
 impl<P> Answer<P> {
-    /// Takes over a request whose head was sent.
-    pub(super) fn new<W: GatewayAccess<Place = P>>(gateways: &W, request: Request, place: P) -> Self {
+    /// Takes over a request whose head was sent, for a client of `owner`.
+    pub(super) fn new<W: GatewayAccess<Place = P>>(
+        gateways: &W,
+        request: Request,
+        place: P,
+        owner: &ReaderOwner,
+    ) -> Self {
         let (traffic, Request { recv, send, .. }) = (gateways.traffic(&place), request);
-        Self { streams: Some((recv, send)), place, traffic, recording: None }
+        let reader = gateways.readers(&place).open(owner.clone(), now());
+        let streams = Arc::new(Mutex::new(Some(OpenStreams { recv, send, reader })));
+        Self { streams, place, traffic, handed_bytes: 0, is_over: false, recording: None, watch: None }
     }
 
-    /// Ends `recording` together with the answer.
+    /// Makes the client read the answer from now on, and ends `recording` together with it.
     pub(super) fn recorded(mut self, recording: Recording) -> Self {
         self.recording = Some(recording);
+        if let Some(open) = &mut *self.streams.lock() {
+            open.reader.waits(now());
+        }
+        self.watch = Some(tokio::spawn(watch(self.streams.clone())).abort_handle());
         self
     }
 
@@ -101,11 +174,14 @@ impl<P> Answer<P> {
     ) -> Outcome {
         let Self { streams, place, traffic, .. } = self;
         traffic.add_up(body.len() as u64, 0);
+        let Some(mut open) = streams.lock().take() else { return Outcome::Lost };
         let head = tokio::select! {
             biased;
-            head = exchange(streams, body, || gateways.accepted(place)) => head,
-            () = gateways.lost(place), if may_leave => return Outcome::Silent,
+            head = exchange(&mut open, body, || gateways.accepted(place)) => Some(head),
+            () = gateways.lost(place), if may_leave => None,
         };
+        *streams.lock() = Some(open);
+        let Some(head) = head else { return Outcome::Silent };
         gateways.answered(place, head.as_ref());
         head.map_or(Outcome::Lost, Outcome::Answered)
     }
@@ -114,11 +190,10 @@ impl<P> Answer<P> {
 /// Sends the body of a request and waits for the head of the answer; `None` if none comes. Calls `on_accepted` when the gateway says that
 /// it works on the request (an interim response, RFC 9110 §15.2).
 async fn exchange(
-    streams: &mut Option<(RecvStream, SendStream)>,
+    OpenStreams { recv, send, .. }: &mut OpenStreams,
     body: &Bytes,
     on_accepted: impl Fn(),
 ) -> Option<ResponseHead> {
-    let (recv, send) = streams.as_mut()?;
     let sending = async {
         for chunk in body.chunks(CHUNK_BYTES) {
             send.send(h3::data_frame(chunk)).await.ok()?;
@@ -149,27 +224,51 @@ impl<P: Unpin> Body for Answer<P> {
     type Error = io::Error;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        loop {
-            let Some((recv, _)) = &mut self.streams else { return Poll::Ready(None) };
-            match std::task::ready!(recv.poll_part(cx)) {
+        let answer = &mut *self;
+        let mut streams = answer.streams.lock();
+        if answer.is_over {
+            return Poll::Ready(None);
+        }
+        if let Some(OpenStreams { reader, .. }) = &mut *streams {
+            reader.takes(std::mem::take(&mut answer.handed_bytes), now);
+        }
+        let end = loop {
+            let Some(OpenStreams { recv, reader, .. }) = &mut *streams else {
+                break Err(io::ErrorKind::TimedOut.into());
+            };
+            let Poll::Ready(part) = recv.poll_part(cx) else {
+                reader.rests();
+                return Poll::Pending;
+            };
+            match part {
                 Ok(Some(Part::Data(bytes))) => {
-                    self.traffic.add_down(bytes.len() as u64, 0);
-                    if let Some(recording) = &mut self.recording {
+                    reader.waits(now());
+                    answer.handed_bytes = bytes.len();
+                    answer.traffic.add_down(bytes.len() as u64, 0);
+                    if let Some(recording) = &mut answer.recording {
                         recording.passes(bytes.len());
                     }
                     return Poll::Ready(Some(Ok(Frame::data(bytes))));
                 }
                 Ok(Some(_)) => {}
                 Ok(None) => {
-                    self.streams = None;
-                    self.ends("answered");
-                    return Poll::Ready(None);
+                    answer.is_over = true;
+                    *streams = None;
+                    break Ok("answered");
                 }
-                // hyper then closes the client's connection, so that the client does not take a part for the whole.
-                Err(error) => {
-                    self.ends("gateway_lost");
-                    return Poll::Ready(Some(Err(io::Error::other(error))));
-                }
+                Err(error) => break Err(io::Error::other(error)),
+            }
+        };
+        drop(streams);
+        match end {
+            Ok(reason) => {
+                answer.ends(reason);
+                Poll::Ready(None)
+            }
+            // hyper then closes the client's connection, so that the client does not take a part for the whole.
+            Err(error) => {
+                answer.ends(if error.kind() == io::ErrorKind::TimedOut { UNTAKEN } else { "gateway_lost" });
+                Poll::Ready(Some(Err(error)))
             }
         }
     }
@@ -181,10 +280,11 @@ impl<P> Drop for Answer<P> {
         if let Some(recording) = &mut self.recording {
             recording.moves(moved);
         }
-        if let Some((recv, send)) = self.streams.take() {
-            recv.stop(Code::RequestCancelled);
-            send.reset(Code::RequestCancelled);
+        if let Some(watch) = &self.watch {
+            watch.abort();
         }
+        let ended = self.streams.lock().take();
+        ended.into_iter().for_each(OpenStreams::cancel);
     }
 }
 

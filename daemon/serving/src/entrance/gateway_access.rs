@@ -3,7 +3,7 @@
 use std::{future::Future, sync::Arc, time::Duration};
 
 use masque::h3::{RequestHead, ResponseHead};
-use quic::{class::Terms, h3::Request};
+use quic::{class::Terms, h3::Request, stopped::StoppedReaders};
 use role::{access::way::Way, traffic::Traffic};
 
 /// A request whose head was sent.
@@ -57,6 +57,9 @@ pub trait GatewayAccess: Send + Sync + 'static {
 
     /// Notes that the answer to a copy arrived before the original's.
     fn copy_was_first(&self, copy: &Self::Place);
+
+    /// Returns the readers of the streams of a request's connection.
+    fn readers(&self, place: &Self::Place) -> Arc<StoppedReaders>;
 
     /// Returns the counter of bytes that a request and its answer carry.
     fn traffic(&self, place: &Self::Place) -> Arc<Traffic>;

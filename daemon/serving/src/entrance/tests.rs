@@ -3,8 +3,8 @@ use futures::{StreamExt as _, stream};
 use http_body_util::StreamBody;
 use hyper::{body::Frame, client::conn::http2};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use masque::h3::ResponseHead;
-use quic::h3::Request;
+use masque::h3::{ResponseHead, Role};
+use quic::{h3::Request, stopped::StoppedReaders};
 use role::{
     access::{record::What, way::Way},
     traffic::Traffic,
@@ -22,6 +22,7 @@ use crate::{LOAD, gateway::tests::http3};
 
 mod making_room;
 mod pages;
+mod unread;
 
 #[test]
 fn time_that_passed_at_the_edge_is_subtracted_from_the_budget_in_each_field() {
@@ -124,6 +125,10 @@ impl GatewayAccess for Nowhere {
     }
 
     fn copy_was_first(&self, (): &()) {}
+
+    fn readers(&self, (): &()) -> Arc<StoppedReaders> {
+        StoppedReaders::new(Role::Client)
+    }
 
     fn traffic(&self, (): &()) -> Arc<Traffic> {
         Arc::default()
@@ -356,6 +361,10 @@ impl GatewayAccess for Pair {
     }
 
     fn copy_was_first(&self, _: &usize) {}
+
+    fn readers(&self, _: &usize) -> Arc<StoppedReaders> {
+        self.client.stopped_readers().clone()
+    }
 
     fn traffic(&self, _: &usize) -> Arc<Traffic> {
         Arc::default()
