@@ -277,7 +277,7 @@ async fn open(
                 _ = request.send.respond(&ResponseHead { status: 100, fields: Vec::new() }).await;
             }
             // In a box, so that a tunnel's future is not as large as that of a request for a model.
-            let served = Box::pin(gateway.serve(request.into(), &head, &relay.classes(), &asker)).await;
+            let served = Box::pin(gateway.serve(request.into(), head, &relay.classes(), &asker)).await;
             relay.resources.access.served(Box::new(served));
             drop(places);
             return None;

@@ -20,7 +20,7 @@ use futures::FutureExt as _;
 use h2::Reason;
 use http_body_util::BodyExt as _;
 use hyper::{
-    Request, Response,
+    Request, Response, StatusCode,
     body::{Body, Frame, Incoming, SizeHint},
     server::conn::{http1, http2},
     service::service_fn,
@@ -43,8 +43,12 @@ const STREAMS: u32 = 128;
 /// The flow-control windows for unread bodies on an HTTP/2 connection: for one request, and for all requests together.
 const WINDOWS_BYTES: (u32, u32) = (64 << 10, 256 << 10);
 
-/// The largest head of a request, in bytes.
-const HEAD_BYTES: u32 = 64 << 10;
+/// The largest head of a request by HTTP/1.1, in bytes; a connection reads one at a time.
+const HEAD_BYTES: usize = 64 << 10;
+
+/// The largest field section of a request by HTTP/2 (RFC 9113 §10.5.1), and the maximum number of its fields. A client sends a byte for a
+/// field of its own dynamic table (RFC 7541), and each takes dozens of bytes here. With HTTP/1.1, hyper has the same maximum of fields.
+const FIELD_SECTION: (u32, usize) = (16 << 10, 100);
 
 /// How long, and up to how many bytes, the rest of a body is read after an early answer. Otherwise, the client's connection or stream is
 /// reset after the answer, and a client that still sends may lose the answer (RFC 9112 §9.6; curl 7.88 does so over HTTP/2 even if the
@@ -120,11 +124,16 @@ pub(crate) async fn serve<A, F, B, E>(
 {
     let ConnectionTerms { version, idle, patience, mut ending, activity } = terms;
     let (requests, of_connection) = (Arc::<Requests>::default(), Arc::<AtomicBool>::default());
-    let answer = service_fn(|request| {
+    let answer = service_fn(|request: Request<Incoming>| {
         // Over HTTP/1.1, an answer that is not taken ends the connection.
         let is_untaken = if version == HttpVersion::Two { Arc::default() } else { of_connection.clone() };
         let open = requests.begin(is_untaken.clone(), activity.begin());
-        let answer = (!open.active.is_displaced()).then(|| answer(request, open));
+        // A request that is not answered ends here: until its task runs, it would take memory.
+        let answer = match refusal(&request) {
+            Some(status) => Err(NotAnswered::Refused(status)),
+            None if open.active.is_displaced() => Err(NotAnswered::MakesRoom),
+            None => Ok(answer(request, open)),
+        };
         offered(answer, version, is_untaken)
     });
     let leaves = async {
@@ -140,7 +149,7 @@ pub(crate) async fn serve<A, F, B, E>(
                 .timer(TokioTimer::new())
                 // A token is short, so a copy behind its chunk's size costs less than a gathering write.
                 .writev(false)
-                .max_buf_size(HEAD_BYTES as usize)
+                .max_buf_size(HEAD_BYTES)
                 .header_read_timeout(idle)
                 .serve_connection(TokioIo::new(TakenStream::new(stream, patience, of_connection.clone())), answer);
             let mut serving = pin!(serving);
@@ -158,7 +167,7 @@ pub(crate) async fn serve<A, F, B, E>(
                 .max_concurrent_streams(STREAMS)
                 .initial_stream_window_size(WINDOWS_BYTES.0)
                 .initial_connection_window_size(WINDOWS_BYTES.1)
-                .max_header_list_size(HEAD_BYTES)
+                .max_header_list_size(FIELD_SECTION.0)
                 // If a client vanishes, its requests end.
                 .keep_alive_interval(Some(Duration::from_secs(20)))
                 .keep_alive_timeout(Duration::from_secs(20))
@@ -195,11 +204,23 @@ pub(crate) async fn serve<A, F, B, E>(
     }
 }
 
-/// Makes the answer to a request, with a body that gives up on a client that takes nothing of it. `None` refuses the request; over HTTP/2,
-/// its client then knows that it can send it again (RFC 9113 §8.7). hyper keeps room for this future as long as a connection by HTTP/1.1 or
+/// Why a request gets no answer from its service.
+enum NotAnswered {
+    /// Its head is refused with this status.
+    Refused(StatusCode),
+    /// Its connection makes room for another one. Over HTTP/2, the client then knows that it can send the request again (RFC 9113 §8.7).
+    MakesRoom,
+}
+
+/// Returns the status with which a request is refused whatever its service would answer, if it has to be.
+fn refusal(request: &Request<Incoming>) -> Option<StatusCode> {
+    (request.headers().len() > FIELD_SECTION.1).then_some(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE)
+}
+
+/// Makes the answer to a request, with a body that gives up on a client that takes nothing of it. hyper keeps room for this future as long as a connection by HTTP/1.1 or
 /// an answer by HTTP/2 lives, so it has none for `answer`, which is large.
 fn offered<B, E>(
-    answer: Option<impl Future<Output = Result<Response<B>, E>> + Send>,
+    answer: Result<impl Future<Output = Result<Response<B>, E>> + Send, NotAnswered>,
     version: HttpVersion,
     is_untaken: Arc<AtomicBool>,
 ) -> impl Future<Output = Result<Response<TakenBody<B>>, Box<dyn Error + Send + Sync>>> + Send
@@ -209,7 +230,15 @@ where
 {
     let answer = answer.map(Box::pin);
     async move {
-        let Some(answer) = answer else { return Err(h2::Error::from(Reason::REFUSED_STREAM).into()) };
+        let answer = match answer {
+            Ok(answer) => answer,
+            Err(NotAnswered::MakesRoom) => return Err(h2::Error::from(Reason::REFUSED_STREAM).into()),
+            Err(NotAnswered::Refused(status)) => {
+                let mut refused = Response::new(TakenBody::empty());
+                *refused.status_mut() = status;
+                return Ok(refused);
+            }
+        };
         patience::noting_untaken(is_untaken);
         let taken = if version == HttpVersion::Two { TakenBody::in_parts } else { TakenBody::whole };
         answer.await.map(|answer| answer.map(taken)).map_err(Into::into)

@@ -12,12 +12,16 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use bytes::Bytes;
 use hyper::{
     Response, Version,
     body::Incoming,
     header::{CONNECTION, EXPECT, HeaderValue},
 };
-use masque::request::is_ping;
+use masque::{
+    h3::{Field, RequestHead},
+    request::is_ping,
+};
 use pacing::path::PathStats;
 use role::{
     access::served::Served,
@@ -39,7 +43,7 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use crate::{
     connection::{self, ConnectionTerms, HttpVersion, KeptBody, OpenRequest, Patience},
     departure::Departure,
-    gateway::{Asker, Exchange, Gateway, ResponseBody, TcpExchange, acknowledge},
+    gateway::{Asker, Exchange, Gateway, REQUEST_ID, ResponseBody, TcpExchange, acknowledge, client_id},
     message,
     metrics::GatewayMetrics,
     pages::PageRules,
@@ -211,10 +215,7 @@ impl Hall {
         newcomer: Arc<Newcomer>,
     ) {
         let (hall, activity) = (self.clone(), newcomer.activity());
-        let answer = move |request, open| {
-            let (hall, newcomer) = (hall.clone(), newcomer.clone());
-            async move { hall.answer(request, from, &newcomer, open).await }
-        };
+        let answer = move |request, open| hall.answer(request, from, &newcomer, open);
         // No gateway, no answers.
         let time = (self.source)().map_or(self.idle, |(gateway, _)| gateway.stall_timeout());
         let metrics = self.metrics.clone();
@@ -224,46 +225,71 @@ impl Hall {
         connection::serve(stream, terms, answer).await;
     }
 
-    /// Passes a request to the gateway. `open` lives until the connection has taken the gateway's whole answer.
-    async fn answer(
+    /// Passes a request to the gateway. `open` lives until the connection has taken the gateway's whole answer. The key is looked up at once,
+    /// not when the future is polled, so that a stranger's head takes no memory until then; and the future has no room for the gateway's.
+    fn answer(
         &self,
         request: hyper::Request<Incoming>,
         from: SocketAddr,
         newcomer: &Newcomer,
         open: OpenRequest,
-    ) -> io::Result<Response<KeptBody<ResponseBody, Arc<OpenRequest>>>> {
-        let Some((gateway, classes)) = (self.source)() else { return Err(io::ErrorKind::ConnectionReset.into()) };
+    ) -> impl Future<Output = io::Result<Response<KeptBody<ResponseBody, Arc<OpenRequest>>>>> + Send + use<> {
+        let source = (self.source)();
         let (parts, body) = request.into_parts();
         let expects_continue = parts.version < Version::HTTP_2 && parts.headers.contains_key(EXPECT);
-        let head = message::head(&parts);
-        let refusal = if gateway.has_keys() { None } else { self.pages.check(&parts).err() };
-        if refusal.is_none() {
-            newcomer.may_stay_as(|| Some(Holder::of(gateway.user(&head)?.as_ref(), Some(from))));
-        }
-        let (exchange, awaited) = TcpExchange::new(body, Departure::of(&open, &self.is_cut));
-        let (listener, path) = (self.listener, PathStats::default());
-        let asker = Asker { user: None, listener, client: Some(from), path, refusal };
-        let (on_served, open) = (self.on_served.clone(), Arc::new(open));
-        let kept = open.clone();
-        // In its own task, which notices that the client is gone and then ends the engine's work.
-        tokio::spawn(async move {
-            let exchange = Exchange::Tcp(exchange);
-            if is_ping(&head) {
-                acknowledge(exchange).await;
-            } else {
-                on_served(gateway.serve(exchange, &head, &classes, &asker).await);
+        let page = self.pages.check(&parts);
+        let (mut head, mut refusal) = (message::head(parts), None);
+        if let Some((gateway, _)) = &source {
+            match gateway.user(&head) {
+                Some(user) => {
+                    refusal = if gateway.has_keys() { None } else { page.err() };
+                    if refusal.is_none() {
+                        newcomer.may_stay_as(|| Some(Holder::of(user.as_ref(), Some(from))));
+                    }
+                }
+                None => head = refused_head(head),
             }
-            drop(open);
-        });
-        let (head, answer) = awaited.answer().await?;
-        let is_last = expects_continue && !answer.asked_for_body();
-        let mut response = message::response(head, KeptBody { body: answer, _kept: kept });
-        if is_last {
-            // The next bytes may be the body or another request (RFC 9110 §10.1.1).
-            response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
-        Ok(response)
+        let begun = source.map(|(gateway, classes)| {
+            let (exchange, awaited) = TcpExchange::new(body, Departure::of(&open, &self.is_cut));
+            let (listener, path) = (self.listener, PathStats::default());
+            let asker = Asker { user: None, listener, client: Some(from), path, refusal };
+            let (on_served, open) = (self.on_served.clone(), Arc::new(open));
+            let kept = open.clone();
+            // In its own task, which notices that the client is gone and then ends the engine's work.
+            tokio::spawn(async move {
+                let exchange = Exchange::Tcp(exchange);
+                if is_ping(&head) {
+                    acknowledge(exchange).await;
+                } else {
+                    on_served(gateway.serve(exchange, head, &classes, &asker).await);
+                }
+                drop(open);
+            });
+            (awaited, kept)
+        });
+        async move {
+            let (awaited, kept) = begun.ok_or(io::ErrorKind::ConnectionReset)?;
+            let (head, answer) = awaited.answer().await?;
+            let is_last = expects_continue && !answer.asked_for_body();
+            let mut response = message::response(head, KeptBody { body: answer, _kept: kept });
+            if is_last {
+                // The next bytes may be the body or another request (RFC 9110 §10.1.1).
+                response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            }
+            Ok(response)
+        }
     }
+}
+
+/// Returns what the gateway needs of the head of a request without a key that it knows. It answers such a request without its body, but then
+/// reads the body for a while.
+fn refused_head(head: RequestHead) -> RequestHead {
+    // No operation has a longer path, but for the name of a model.
+    const PATH_BYTES: usize = 256;
+    let path = head.path.as_ref().map(|path| Bytes::copy_from_slice(path.get(..PATH_BYTES).unwrap_or(path)));
+    let id = client_id(&head).map(|id| Field::new(REQUEST_ID, id.to_owned()));
+    RequestHead { path, fields: id.into_iter().collect(), ..head }
 }
 
 #[cfg(test)]
@@ -401,6 +427,15 @@ mod tests {
                 .await
                 .unwrap();
         assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+    }
+
+    #[test]
+    fn of_a_strangers_head_only_a_beginning_of_the_path_and_the_clients_id_are_kept() {
+        let request = hyper::Request::post(format!("/v1/models/{}", "m".repeat(1 << 10))).header("x-request-id", "r-1");
+        let request = (0..90).fold(request, |request, _| request.header("x-a", "x".repeat(100)));
+        let head = refused_head(message::head(request.body(()).unwrap().into_parts().0));
+        assert_eq!((&head.method[..], head.path.as_ref().map(Bytes::len)), (&b"POST"[..], Some(256)));
+        assert_eq!(head.fields, [Field::new("x-request-id", "r-1")]);
     }
 
     /// Serves up to four connections at once. Returns the address, the counters, and the records of ended requests.

@@ -60,7 +60,7 @@ pub(crate) use self::{
     body::{Bodies, Body, BodyShare, read as read_body},
     end::Failure,
     own::acknowledge,
-    traced::client_id,
+    traced::{REQUEST_ID, client_id},
 };
 pub use self::{
     caller::Asker,

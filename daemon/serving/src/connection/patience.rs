@@ -127,7 +127,8 @@ impl Offer {
 
 /// An answer in parts. In a task of [`PatientExecutor`], it reports the waiting part.
 pub(super) struct TakenBody<B> {
-    body: B,
+    /// `None` if the answer has no body.
+    body: Option<B>,
     most_bytes: usize,
     /// The rest of a piece that is larger than a part.
     rest: Bytes,
@@ -136,12 +137,17 @@ pub(super) struct TakenBody<B> {
 impl<B> TakenBody<B> {
     /// Cuts an answer into parts for HTTP/2.
     pub(super) const fn in_parts(body: B) -> Self {
-        Self { body, most_bytes: PART_BYTES, rest: Bytes::new() }
+        Self { body: Some(body), most_bytes: PART_BYTES, rest: Bytes::new() }
     }
 
     /// Leaves an answer as it is.
     pub(super) const fn whole(body: B) -> Self {
-        Self { body, most_bytes: usize::MAX, rest: Bytes::new() }
+        Self { body: Some(body), most_bytes: usize::MAX, rest: Bytes::new() }
+    }
+
+    /// Returns the body of an answer that has none.
+    pub(super) const fn empty() -> Self {
+        Self { body: None, most_bytes: usize::MAX, rest: Bytes::new() }
     }
 }
 
@@ -152,7 +158,8 @@ impl<B: Body<Data = Bytes> + Unpin> Body for TakenBody<B> {
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         _ = OFFER.try_with(|offer| offer.asked.fetch_add(1, Relaxed));
         if self.rest.is_empty() {
-            let Some(frame) = ready!(Pin::new(&mut self.body).poll_frame(cx)?) else { return Poll::Ready(None) };
+            let Some(body) = &mut self.body else { return Poll::Ready(None) };
+            let Some(frame) = ready!(Pin::new(body).poll_frame(cx)?) else { return Poll::Ready(None) };
             match frame.into_data() {
                 Ok(bytes) => self.rest = bytes,
                 Err(frame) => return Poll::Ready(Some(Ok(frame))),
@@ -164,11 +171,15 @@ impl<B: Body<Data = Bytes> + Unpin> Body for TakenBody<B> {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.rest.is_empty() && self.body.is_end_stream()
+        self.rest.is_empty() && self.body.as_ref().is_none_or(B::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
-        if self.rest.is_empty() { self.body.size_hint() } else { SizeHint::default() }
+        match &self.body {
+            None => SizeHint::with_exact(0),
+            Some(body) if self.rest.is_empty() => body.size_hint(),
+            Some(_) => SizeHint::default(),
+        }
     }
 }
 

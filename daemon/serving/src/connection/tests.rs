@@ -68,8 +68,28 @@ fn a_connection_has_no_room_for_the_future_of_a_request() {
         tokio::task::yield_now().await;
         Ok::<_, Infallible>(Response::new(Full::from(room.to_vec())))
     };
-    let offered = offered(Some(large), HttpVersion::Two, Arc::default());
+    let offered = offered(Ok(large), HttpVersion::Two, Arc::default());
     assert!(size_of_val(&offered) <= 256, "{} bytes", size_of_val(&offered));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_head_of_more_than_a_hundred_fields_or_by_http_2_of_more_than_16_kib_is_refused_before_it_is_served() {
+    for (fields, value_bytes, status) in [(90, 1, 200), (101, 1, 431), (90, 200, 431)] {
+        let (server, ours) = Server::new(HttpVersion::Two, 1);
+        let mut request = Request::get("http://x/");
+        for _ in 0..fields {
+            request = request.header("x-a", "x".repeat(value_bytes));
+        }
+        let request = request.body(Full::default()).unwrap();
+        let answer = by_http_2(ours).await.send_request(request).await.unwrap();
+        let served = usize::from(status == 200);
+        assert_eq!((answer.status().as_u16(), server.blamed().len()), (status, served), "{fields} of {value_bytes}");
+    }
+    let (server, mut ours) = Server::new(HttpVersion::One, 1);
+    ours.write_all(format!("GET / HTTP/1.1\r\nhost: x\r\n{}\r\n", "x-a: x\r\n".repeat(100)).as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    ours.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 431 ") && server.blamed().is_empty(), "{answer}");
 }
 
 #[tokio::test(start_paused = true)]

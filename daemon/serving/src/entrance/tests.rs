@@ -20,6 +20,7 @@ use tokio::{
 use super::*;
 use crate::{LOAD, gateway::tests::http3};
 
+mod heads;
 mod making_room;
 mod pages;
 mod unread;

@@ -1,8 +1,9 @@
-//! Bodies of requests, at a gateway and at an edge. All share one bound, and each holder gets a limited share of it.
+//! Bodies of requests, with their heads, at a gateway and at an edge. All share one bound, and each holder gets a limited share of it.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use bytes::{Bytes, BytesMut};
+use masque::h3::{Field, RequestHead};
 use openai::OpenAiError;
 use parking_lot::Mutex;
 use role::holder::Holder;
@@ -15,6 +16,12 @@ use super::{
 
 /// The unit in which bodies count against the bound.
 const UNIT_BYTES: usize = 1 << 10;
+
+/// The memory of a field besides its name and value, with the allocator's for each of these.
+const FIELD_BYTES: usize = size_of::<Field>() + 32;
+
+/// The memory of a usual head, which does not count: any request takes more than that.
+const USUAL_HEAD_BYTES: usize = 4 << 10;
 
 /// How long a client may take for the next piece of its body.
 const PIECE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -49,6 +56,8 @@ struct Held {
 pub(crate) struct BodyShare {
     of: Arc<Bodies>,
     holder: Holder,
+    /// How many bytes of the request's head count besides the body.
+    head_bytes: usize,
     units: usize,
 }
 
@@ -62,15 +71,23 @@ impl Bodies {
     /// Begins a body before its first byte arrives.
     pub(crate) fn begin(self: &Arc<Self>, holder: Holder) -> BodyShare {
         self.shares.lock().held.entry(holder.clone()).or_default().bodies += 1;
-        BodyShare { of: self.clone(), holder, units: 0 }
+        BodyShare { of: self.clone(), holder, head_bytes: 0, units: 0 }
     }
 }
 
 impl BodyShare {
-    /// Grows to `bytes`. A holder's only body may take all free room. Several bodies of one holder together may take at most as much as
+    /// Counts the head of the request as well, because it takes memory for as long as the body: as far as it is larger than usual.
+    pub(crate) fn with_head(mut self, head: &RequestHead) -> Self {
+        let fields = head.fields.iter().map(|field| FIELD_BYTES + field.name.len() + field.value.len());
+        let bytes = fields.sum::<usize>() + head.path.as_ref().map_or(0, Bytes::len);
+        self.head_bytes = bytes.saturating_sub(USUAL_HEAD_BYTES);
+        self
+    }
+
+    /// Grows to the head and `bytes` of the body. A holder's only body may take all free room. Several bodies of one holder together may take at most as much as
     /// stays free (dynamic thresholds, Choudhury and Hahne 1998), so half of the bound stays for other holders.
     fn grow(&mut self, bytes: usize) -> Result<(), OpenAiError> {
-        let more = bytes.div_ceil(UNIT_BYTES).saturating_sub(self.units);
+        let more = (self.head_bytes + bytes).div_ceil(UNIT_BYTES).saturating_sub(self.units);
         let full = OpenAiError::BodiesFull { bound: self.of.bound };
         let mut shares = self.of.shares.lock();
         let Shares { free_units, held } = &mut *shares;
@@ -117,6 +134,7 @@ pub(crate) async fn read(
         return Err(OpenAiError::TooLarge { max_bytes }.into());
     }
     let (began, mut body) = (Instant::now(), BytesMut::new());
+    share.grow(0)?;
     loop {
         let (longest, bytes_per_sec) = BODY_TIMEOUT;
         let all_until = began + longest + Duration::from_secs_f64(body.len() as f64 / f64::from(bytes_per_sec));

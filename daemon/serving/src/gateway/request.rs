@@ -34,31 +34,32 @@ use crate::{LOAD, live::LiveRequest};
 impl Gateway {
     /// Serves a request whose head was read, to its end. Outgoing bytes are in the class that the policy gives the request, moved
     /// as the request's signals ask. Returns the result.
-    pub async fn serve(&self, mut exchange: Exchange, head: &RequestHead, classes: &Classes, asker: &Asker) -> Served {
+    pub async fn serve(&self, mut exchange: Exchange, head: RequestHead, classes: &Classes, asker: &Asker) -> Served {
         let began = Instant::now();
         let in_flight = self.metrics.begin();
         let operation = Operation::of(&head.method, head.path.as_deref().unwrap_or_default());
         let asked = asker.refusal.clone().map_or_else(|| operation.clone(), Err);
         let admitted = asked.and_then(|operation| match operation {
             Operation::Health => Ok((operation, None)),
-            _ => Ok((operation, self.tenants.of(head, SystemTime::now())?)),
+            _ => Ok((operation, self.tenants.of(&head, SystemTime::now())?)),
         });
         let tenant = admitted.as_ref().ok().and_then(|(_, tenant)| tenant.clone());
-        let caller = Caller::new(classes, asker, head, exchange.signal(), tenant);
+        let caller = Caller::new(classes, asker, &head, exchange.signal(), tenant);
         exchange.set_terms(&caller.terms(None));
         let entry = self.live.enter(caller.user().cloned());
         let label = operation.as_ref().map_or("unknown", |operation| operation.label());
         let mut served = Served::begin(entry.id(), label, caller.user().cloned(), (asker.listener, asker.client));
-        served.client_request = client_id(head).map(Into::into);
+        served.client_request = client_id(&head).map(Into::into);
         // The fields about the chosen model, if the request is refused.
         let mut decided = Vec::new();
         let ended = match admitted {
             Ok((operation @ (Operation::Health | Operation::Models | Operation::Model), _)) => {
-                self.inform(&mut exchange, operation, head, answer_id(head, entry.id())).await
+                self.inform(&mut exchange, operation, &head, answer_id(&head, entry.id())).await
             }
             Ok((operation, _)) => {
                 let notes = (&mut served, &mut decided);
-                self.answer(&mut exchange, operation, head, (&caller, &entry), notes).await
+                // In a box, for which a request that is refused before, as a stranger's is, needs no room.
+                Box::pin(self.answer(&mut exchange, operation, &head, (&caller, &entry), notes)).await
             }
             Err(refusal) => Err(refusal.into()),
         };
@@ -88,7 +89,7 @@ impl Gateway {
                 let none = (refusal == OpenAiError::NoEngine).then_some(NO_ENGINE_PERMILLE);
                 let load = model.map(|model| model.engines.load_permille()).or(none);
                 decided.extend(load.map(|load| Field::new(LOAD, load.to_string())));
-                decided.push(answer_id(head, entry.id()));
+                decided.push(answer_id(&head, entry.id()));
                 refuse(&mut exchange, &refusal, decided, head.method == b"HEAD"[..]).await
             }
             Err(Failure::Broken(refusal, ended)) => {
@@ -102,6 +103,8 @@ impl Gateway {
         (served.passed_tokens, served.first_token) = entry.passed();
         served.duration = began.elapsed();
         drop(entry);
+        // The client may take long for the end of its answer, and its head takes memory.
+        drop(head);
         if !exchange.end(ended, patience).await {
             is_untaken = true;
             served.reason = if served.reason == "answered" { UNTAKEN } else { served.reason };
@@ -133,7 +136,7 @@ impl Gateway {
             return Err(OpenAiError::ContentEncoding.into());
         }
         let tenant = caller.tenant.clone().map(|tenant| self.tenants.begin(tenant, SystemTime::now())).transpose()?;
-        let share = self.bodies.begin(Holder::of(caller.user(), caller.asker.client));
+        let share = self.bodies.begin(Holder::of(caller.user(), caller.asker.client)).with_head(head);
         let body = body::read(exchange, self.settings.max_body_bytes as usize, share).await?;
         let fields = RoutingFields::of(operation, &body.bytes)?;
         let terms = caller.terms(Some(&fields));

@@ -80,11 +80,11 @@ impl Client {
             let begins = begins.clone();
             async move {
                 let (parts, body) = request.into_parts();
-                let (head, (exchange, awaited)) = (message::head(&parts), TcpExchange::new(body, Departure::default()));
+                let (head, (exchange, awaited)) = (message::head(parts), TcpExchange::new(body, Departure::default()));
                 let listener = ([127, 0, 0, 1], 80).into();
                 let asker = Asker { user: None, listener, client: None, path: PathStats::default(), refusal: None };
                 tokio::spawn(async move {
-                    _ = ended.send(gateway.serve(Exchange::Tcp(exchange), &head, &classes, &asker).await);
+                    _ = ended.send(gateway.serve(Exchange::Tcp(exchange), head, &classes, &asker).await);
                 });
                 let (head, answer) = awaited.answer().await?;
                 _ = begins.send(head.status);

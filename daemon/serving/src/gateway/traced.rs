@@ -4,7 +4,7 @@ use hyper::header::HeaderValue;
 use masque::h3::{Field, RequestHead};
 
 /// The field with the ID of a request.
-pub(super) const REQUEST_ID: &str = "x-request-id";
+pub(crate) const REQUEST_ID: &str = "x-request-id";
 
 /// The maximum length of a client's ID of a request, in bytes. Longer ones are neither passed on nor recorded.
 const ID_BYTES: usize = 128;

@@ -78,7 +78,7 @@ async fn an_answer_that_its_client_does_not_take_is_untaken_in_the_metrics_as_in
         path: PathStats::default(),
         refusal: None,
     };
-    let served = gateway.serve(request.into(), &head, &classes, &asker).await;
+    let served = gateway.serve(request.into(), head, &classes, &asker).await;
     assert_eq!(served.reason, UNTAKEN);
     let text = shown(&metrics);
     let counted: Vec<_> = text.lines().filter(|line| line.starts_with("gateway_requests_total{")).collect();
