@@ -11,6 +11,7 @@ pub mod door;
 pub mod expiry;
 pub mod gate;
 pub mod holder;
+pub mod holder_places;
 pub mod journal;
 pub mod kept;
 pub mod known_clients;

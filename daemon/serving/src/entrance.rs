@@ -45,6 +45,7 @@ use quic::{
 use role::{
     access::AccessLog,
     holder::{Holder, reader_owner},
+    holder_places::{HolderPlace, HolderPlaces},
     known_clients::KnownClients,
     newcomers::{Newcomer, Newcomers},
 };
@@ -52,7 +53,7 @@ use routes::limits;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
-    sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch},
+    sync::{OwnedSemaphorePermit, oneshot, watch},
     time::{Instant, timeout},
 };
 
@@ -86,7 +87,8 @@ pub struct ClientLimits {
     pub max_body_bytes: usize,
     /// The maximum size of all bodies in memory together.
     pub bodies_bytes: usize,
-    /// The maximum of concurrent requests on all connections. Further ones wait once their bodies are complete.
+    /// The maximum of concurrent requests on all connections. Further ones wait once their bodies are complete, as do those of a user or
+    /// network that has as many as could still begin.
     pub max_requests: usize,
     /// How long a connection may be without a request.
     pub idle: Duration,
@@ -111,7 +113,7 @@ pub struct ModelEntrance<W> {
     /// The bodies of requests without an answer.
     bodies: Arc<Bodies>,
     /// The places for concurrent requests.
-    places: Arc<Semaphore>,
+    places: Arc<HolderPlaces>,
     /// Clients without a complete request.
     newcomers: Arc<Newcomers>,
     /// True once connections may begin no more requests.
@@ -126,7 +128,7 @@ impl<W: GatewayAccess> ModelEntrance<W> {
     /// Returns an address whose requests go to `gateways`. `classes` gives each request its class, and `access` records it.
     #[must_use]
     pub fn new(gateways: W, classes: RequestClasses, limits: ClientLimits, access: Arc<AccessLog>) -> Arc<Self> {
-        let (requests, places) = (AtomicU64::new(0), Arc::new(Semaphore::new(limits.max_requests)));
+        let (requests, places) = (AtomicU64::new(0), HolderPlaces::new(limits.max_requests));
         // All programs of this host have the same address.
         let displaced = limits.on_displaced.clone();
         let known = KnownClients::new(classes.listener(), Box::new(move || displaced()));
@@ -208,7 +210,7 @@ impl<W: GatewayAccess> ModelEntrance<W> {
         request: hyper::Request<Incoming>,
         (from, open): (SocketAddr, &OpenRequest),
         newcomer: &Newcomer,
-    ) -> io::Result<(Answered<W::Place>, Option<OwnedSemaphorePermit>)> {
+    ) -> io::Result<(Answered<W::Place>, Option<HolderPlace>)> {
         let start = Instant::now();
         let id = self.requests.fetch_add(1, Relaxed) + 1;
         let departure = Departure::of(open, &self.is_cut);
@@ -216,7 +218,9 @@ impl<W: GatewayAccess> ModelEntrance<W> {
         let expects_continue = request.version() < Version::HTTP_2 && request.headers().contains_key(EXPECT);
         let (answering, begun) = oneshot::channel();
         match self.pass(request, (start, from, open), newcomer, (&mut recording, begun)).await {
-            Ok((response, place)) => Ok((response.map(|answer| Either::Right(answer.recorded(recording))), place)),
+            Ok((response, place)) => {
+                Ok((response.map(|answer| Either::Right(answer.recorded(recording))), Some(place)))
+            }
             // The record says by default that the client left.
             Err(Failure::Gone | Failure::Untaken) => Err(io::ErrorKind::UnexpectedEof.into()),
             Err(Failure::Refused(refusal) | Failure::Broken(refusal, _)) => {
@@ -245,7 +249,7 @@ impl<W: GatewayAccess> ModelEntrance<W> {
         (start, from, open): (Instant, SocketAddr, &OpenRequest),
         newcomer: &Newcomer,
         (recording, begun): (&mut Recording, oneshot::Receiver<Infallible>),
-    ) -> Result<(Response<Answer<W::Place>>, Option<OwnedSemaphorePermit>), Failure> {
+    ) -> Result<(Response<Answer<W::Place>>, HolderPlace), Failure> {
         let gateways = &self.gateways;
         let (parts, body) = request.into_parts();
         let page = self.limits.pages.check(&parts);
@@ -260,10 +264,10 @@ impl<W: GatewayAccess> ModelEntrance<W> {
         let share = self.bodies.begin(holder.clone()).with_head(&head);
         let body = read(body, begun, checked.map(|()| self.limits.max_body_bytes), share).await?;
         open.active().is_complete();
-        newcomer.may_stay_as(|| Some(holder));
+        newcomer.may_stay_as(|| Some(holder.clone()));
         // Only now: requests that wait for a place would fill the window of their HTTP/2 connection, and so hold up the body of one that
-        // has a place. No code closes the semaphore.
-        let request_place = self.places.clone().acquire_owned().await.ok();
+        // has a place.
+        let request_place = self.places.take(holder).await;
         let body = &body.bytes;
         // The gateway would refuse the same limit, after the way to it.
         limits::read(&head)?;

@@ -13,7 +13,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpListener,
-    sync::mpsc,
+    sync::{Semaphore, mpsc},
     task::JoinHandle,
 };
 

@@ -52,3 +52,35 @@ async fn idle_connections_to_an_edge_make_room_for_a_client_that_waits_the_one_t
     assert!(clients.iter().all(|(_, task)| !task.is_finished()));
     assert_eq!((displaced.load(Relaxed), evicted.load(Relaxed)), (1, 0));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_network_with_many_requests_that_last_leaves_places_for_those_of_another() {
+    let (asked, mut is_asked) = mpsc::unbounded_channel();
+    let classes = RequestClasses::new(None, ([127, 0, 0, 1], 80).into());
+    let entrance = ModelEntrance::new(Nowhere::Silent(asked), classes, limits(4, Arc::default()), Arc::default());
+    let begin_from = async |network: u8| {
+        let (mut ours, theirs) = tokio::io::duplex(1 << 10);
+        let from = SocketAddr::from(([198, 51, network, 1], 80));
+        let (newcomer, ..) = entrance.newcomers.enter(from.ip(), None, true).await.unwrap();
+        tokio::spawn(entrance.clone().talk(theirs, HttpVersion::One, from, newcomer));
+        ours.write_all(format!("{REQUEST}{{}}").as_bytes()).await.unwrap();
+        ours
+    };
+    let mut greedy = Vec::new();
+    for _ in 0..8 {
+        greedy.push(begin_from(1).await);
+    }
+    let next =
+        async |is_asked: &mut mpsc::UnboundedReceiver<()>| timeout(Duration::from_secs(30), is_asked.recv()).await;
+    for _ in 0..2 {
+        assert!(next(&mut is_asked).await.is_ok());
+    }
+    assert!(next(&mut is_asked).await.is_err(), "half of the four places are left");
+    let _other = begin_from(2).await;
+    assert!(next(&mut is_asked).await.is_ok(), "the other waits for none of them");
+    let _third = begin_from(3).await;
+    assert!(next(&mut is_asked).await.is_ok());
+    drop(greedy);
+    let _again = [begin_from(1).await, begin_from(1).await];
+    assert!(next(&mut is_asked).await.is_ok(), "places come back with their connections");
+}
