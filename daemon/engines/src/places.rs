@@ -23,6 +23,7 @@ use self::{affinity::Affinity, queue::Queue};
 pub use self::{
     affinity::{CachedBytes, PrefixAffinity, PrefixHashes, Prefixes},
     claim::{Claim, Wish},
+    engine_place::EnginePlace,
     load::EngineStatus,
 };
 use crate::{
@@ -34,6 +35,7 @@ use crate::{
 mod affinity;
 mod choice;
 mod claim;
+mod engine_place;
 mod load;
 mod queue;
 
@@ -83,6 +85,10 @@ struct EngineWork {
     in_flight: AtomicU32,
     answered: AtomicU64,
     failed: AtomicU64,
+    /// How many of its places were asked back and not given back yet.
+    asked_back: AtomicU32,
+    /// Notified if requests wait after an event, so that a place may have to be asked back.
+    wanted: Notify,
     /// The gateways' [`Engines`] that share these counts, if there are several.
     sharers: Mutex<Vec<Weak<Engines>>>,
 }
@@ -94,16 +100,6 @@ pub enum NoPlace {
     Crowded,
     /// No engine is left: each has failed, now or with this request.
     NoEngine,
-}
-
-/// A place at an engine, given back when dropped.
-#[derive(Debug)]
-pub struct EnginePlace {
-    engines: Arc<Engines>,
-    /// The engine.
-    pub replica: usize,
-    /// Whether it is the engine that the prompt's beginning, or its session, had been sent to.
-    pub affinity: PrefixAffinity,
 }
 
 /// A request that waits for its place. Dropping it ends the wait.
@@ -189,7 +185,7 @@ impl Engines {
             && let Some((replica, affinity)) = state.begin(&claim.wish, self.most_in_flight, tried, now_ns)
         {
             state.affinity.note(&claim.wish.prefix, replica, now_ns);
-            return Ok(Turn::Now(EnginePlace { engines: self.clone(), replica, affinity }));
+            return Ok(Turn::Now(EnginePlace::new(self, (replica, affinity))));
         }
         // A user may have as many waiting as others still could, so that it does not keep all others out (dynamic thresholds).
         let room = self.most_waiting.saturating_sub(state.queue.len());
@@ -245,7 +241,10 @@ impl Engines {
             && let Some(Waiting { told, wish }) = state.queue.serve(name)
         {
             state.affinity.note(&wish.prefix, replica, now_ns);
-            unwanted.extend(told.send(EnginePlace { engines: self.clone(), replica, affinity }).err());
+            unwanted.extend(told.send(EnginePlace::new(self, (replica, affinity))).err());
+        }
+        if !state.queue.is_empty() {
+            state.replicas.iter().for_each(|replica| replica.work.wanted.notify_one());
         }
         // A place whose request is gone takes the lock to be given back.
         drop(state);
@@ -350,19 +349,6 @@ impl Engines {
             let waiting = reported.waiting.min(others);
             replica.others = Some((Reported { running: others - waiting, waiting }, now_ns));
         }
-    }
-
-    /// Takes back a place, and gives it to the request whose turn it is.
-    fn give_back(self: &Arc<Self>, replica: usize) {
-        let now_ns = (self.now_ns)();
-        let state = self.state.lock();
-        let work = state.replicas.get(replica).map(|replica| replica.work.clone());
-        if let Some(work) = &work {
-            work.end();
-        }
-        self.give_places(state, now_ns);
-        let others = work.map(|work| work.others(self)).unwrap_or_default();
-        others.iter().for_each(|other| other.give_places(other.state.lock(), now_ns));
     }
 }
 
@@ -476,12 +462,6 @@ impl Drop for QueuedRequest {
         if state.queue.get(self.name).is_some_and(|waiting| waiting.told.is_closed()) {
             drop(state.queue.remove(self.name));
         }
-    }
-}
-
-impl Drop for EnginePlace {
-    fn drop(&mut self) {
-        self.engines.give_back(self.replica);
     }
 }
 

@@ -36,9 +36,9 @@ pub struct Lesson<'a> {
     answers: u32,
     /// Their place among the lengths of answers, by the mean of all; `None` for embeddings, which have no answer.
     answer: Option<OpenAnswer>,
-    /// The requests at its engine, and its own index there.
+    /// The requests at its engine, and its own index there until the engine has sent all of an answer without events.
     flights: Arc<Mutex<Flights>>,
-    flight: usize,
+    flight: Option<usize>,
     /// The time that all requests together had spent at the engine when the request began, and the requests of other clients then.
     spent_before_ns: u128,
     others_before: u32,
@@ -110,7 +110,7 @@ impl Routes {
             answers: route.answers,
             answer,
             flights,
-            flight,
+            flight: Some(flight),
             spent_before_ns,
             others_before: others.running,
             trial: route.trial(),
@@ -133,8 +133,8 @@ impl Lesson<'_> {
         (self.last_ns, self.events) = (now_ns, self.events + 1);
         // A step adds a token to each answer.
         let answers = u64::from(self.answers.max(1));
-        if self.events % answers == 1 % answers {
-            self.flights.lock().token(self.flight);
+        if let Some(flight) = self.flight.filter(|_| self.events % answers == 1 % answers) {
+            self.flights.lock().token(flight);
         }
         if self.events.is_multiple_of(WINDOW) {
             self.grow();
@@ -209,9 +209,17 @@ impl Lesson<'_> {
         }
     }
 
-    /// Notes that the engine has sent all of an answer without events.
+    /// Notes that the engine has sent all of an answer without events, and so does not work on the request any more.
     pub fn ended(&mut self) {
         self.ended = Some(self.spent_until_now());
+        self.leave();
+    }
+
+    /// Takes the request out of those at its engine.
+    fn leave(&mut self) {
+        if let Some(flight) = self.flight.take() {
+            self.flights.lock().end(flight, (self.routes.now_ns)());
+        }
     }
 
     /// Returns the time, and the time that all requests together have spent at the engine.
@@ -296,7 +304,7 @@ impl Lesson<'_> {
 
 impl Drop for Lesson<'_> {
     fn drop(&mut self) {
-        self.flights.lock().end(self.flight, (self.routes.now_ns)());
+        self.leave();
         self.grow();
         if let Some(answer) = &self.answer {
             self.routes.state.lock().lengths.cut(answer);

@@ -45,6 +45,7 @@ mod end;
 mod exchange;
 mod failed_try;
 mod held_events;
+mod held_up;
 mod model;
 mod overview;
 mod own;

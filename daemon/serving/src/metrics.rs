@@ -228,8 +228,8 @@ impl GatewayMetrics {
         registry.register("gateway_handshakes", help, self.handshakes.clone());
         let help = "Clients at the gateway's own listeners that were closed before a request was admitted, because others waited";
         registry.register("gateway_evicted_clients", help, self.evicted.clone());
-        let help =
-            "Answers that were discarded, because their clients took none of their bytes within stall_timeout_seconds";
+        let help = "Answers that were discarded, because their clients took none of their bytes within stall_timeout_seconds, or held \
+                    up an engine for as long while others waited for it";
         registry.register("gateway_untaken_answers", help, self.untaken.clone());
         let help = "Connections to the gateway's own listeners that were closed because all were taken and another client waited";
         registry.register("gateway_displaced_connections", help, self.displaced.clone());

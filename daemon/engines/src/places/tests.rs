@@ -11,6 +11,7 @@ use sched::stream::{Low, Service};
 use super::*;
 use crate::health::SILENCES;
 
+mod asked_back;
 mod closed;
 
 fn engines(replicas: usize, most_in_flight: u32) -> Arc<Engines> {

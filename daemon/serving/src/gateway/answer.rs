@@ -30,6 +30,7 @@ use super::{
     exchange::Exchange,
     failed_try::{EngineRefusal, FailedTry},
     held_events::HeldEvents,
+    held_up::HeldUp,
     payer::Payer,
     traced::{REQUEST_ID, answer_id, traced},
 };
@@ -86,6 +87,7 @@ pub(super) struct Done {
 /// An engine that answers, and what its answer teaches.
 pub(super) struct Answering<'a> {
     pub(super) place: &'a EnginePlace,
+    pub(super) held_up: HeldUp<'a>,
     pub(super) lesson: Lesson<'a>,
     /// When its first token must have come, or its next.
     until: Instant,
@@ -121,6 +123,7 @@ impl Pass<'_> {
         let asked = Instant::now();
         let mut by = Answering {
             place,
+            held_up: HeldUp::new(place, self.gateway.settings.stall_timeout),
             lesson: self.gateway.routes.begin(&self.route, place.replica),
             until: asked + self.gateway.settings.answer_timeout,
             first_token: None,
@@ -315,7 +318,7 @@ impl Pass<'_> {
         answer: Response<Incoming>,
         by: &mut Answering<'_>,
     ) -> Result<(), Failure> {
-        let Answering { place, lesson, until, first_token, report, refusal, .. } = by;
+        let Answering { place, held_up, lesson, until, first_token, report, refusal, .. } = by;
         let head = self.response_head(&answer, None);
         // An engine that has begun an answer may still read the prompt, or have the request in its own queue.
         let mut answer = AnswerBody::new(answer, Silence::until(*until));
@@ -333,7 +336,7 @@ impl Pass<'_> {
                 None => Ok(answer.next(exchange).await),
             };
             let Ok(next) = next else {
-                self.release(exchange, &mut held, Bytes::new()).await?;
+                release(exchange, &mut held, Bytes::new(), held_up).await?;
                 continue;
             };
             let bytes = match next? {
@@ -373,7 +376,7 @@ impl Pass<'_> {
             (before..events.with_content()).for_each(|_| lesson.token());
             self.payer.pass(events.with_content() - before);
             self.entry.pass(events.with_content() - before);
-            if !self.release(exchange, &mut held, whole).await? {
+            if !release(exchange, &mut held, whole, held_up).await? {
                 lesson.held_up();
             }
             // The time of the client is not the engine's.
@@ -401,36 +404,30 @@ impl Pass<'_> {
                 if refusal != ERROR_WITHIN {
                     // The leading line end closes an event that broke off.
                     let event = refusal.event(self.operation, events.next_number());
-                    self.send(exchange, [b"\n", &event[..]].concat().into()).await?;
+                    held_up.send(exchange, [b"\n", &event[..]].concat().into()).await?;
                 }
                 Err(Failure::Broken(refusal, Ended::Whole))
             }
         }
     }
+}
 
-    /// Sends events to the client. If its answer has not begun, begins it with the held head, and sends the held events first. Returns
-    /// whether there was room at once.
-    async fn release(
-        &self,
-        exchange: &mut Exchange,
-        held: &mut Option<HeldEvents>,
-        events: Bytes,
-    ) -> Result<bool, Failure> {
-        let events = match held.take() {
-            None => events,
-            Some(held) => {
-                exchange.respond(&held.head).await?;
-                held.followed_by(events)
-            }
-        };
-        self.send(exchange, events).await
-    }
-
-    /// Sends content to the client, which may take as long to accept some as an engine may take to produce some, because other
-    /// requests need its place at the engine. Returns whether there was room at once.
-    pub(super) async fn send(&self, exchange: &mut Exchange, content: Bytes) -> Result<bool, Failure> {
-        exchange.send(content, self.gateway.settings.stall_timeout).await
-    }
+/// Sends events to the client. If its answer has not begun, begins it with the held head, and sends the held events first. Returns
+/// whether there was room at once.
+async fn release(
+    exchange: &mut Exchange,
+    held: &mut Option<HeldEvents>,
+    events: Bytes,
+    held_up: &mut HeldUp<'_>,
+) -> Result<bool, Failure> {
+    let events = match held.take() {
+        None => events,
+        Some(held) => {
+            exchange.respond(&held.head).await?;
+            held.followed_by(events)
+        }
+    };
+    held_up.send(exchange, events).await
 }
 
 /// Returns the error of a stream whose engine sends no more, for this reason; `None` if it is complete, however its engine ends it.

@@ -35,6 +35,7 @@ pub(crate) mod http3;
 mod leaving;
 mod refusing;
 pub(crate) mod samples;
+mod slow;
 mod unreached;
 
 type ToSend = UnsyncBoxBody<Bytes, Infallible>;

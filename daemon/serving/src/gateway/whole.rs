@@ -41,7 +41,7 @@ impl Pass<'_> {
     pub(super) async fn pass_refusal(&self, exchange: &mut Exchange, refusal: EngineRefusal) -> Result<Done, Failure> {
         let EngineRefusal { head, content } = refusal;
         exchange.respond(&head).await?;
-        self.send(exchange, content).await?;
+        exchange.send(content, self.gateway.settings.stall_timeout).await?;
         Ok(Done { status: head.status, tokens: 0, first_token: None })
     }
 
@@ -51,7 +51,7 @@ impl Pass<'_> {
         &self,
         exchange: &mut Exchange,
         answer: Response<Incoming>,
-        Answering { place, lesson, report, bytes, refusal, .. }: &mut Answering<'_>,
+        Answering { place, held_up, lesson, report, bytes, refusal, .. }: &mut Answering<'_>,
     ) -> Result<(), Failure> {
         let length = answer.body().size_hint().exact();
         let (status, refused) = (answer.status(), engine_head::refusal(&answer));
@@ -76,7 +76,7 @@ impl Pass<'_> {
                 if !std::mem::replace(&mut has_begun, true) {
                     exchange.respond(&head).await?;
                 }
-                self.send(exchange, held.split_to(held.len() - END_BYTES).freeze()).await?;
+                held_up.send(exchange, held.split_to(held.len() - END_BYTES).freeze()).await?;
             }
         }
         // What remains is the time of the client.
@@ -103,7 +103,8 @@ impl Pass<'_> {
             exchange.respond(&with_length(head, held.len())).await?;
         }
         if !held.is_empty() {
-            self.send(exchange, held.freeze()).await?;
+            place.give_back();
+            held_up.send(exchange, held.freeze()).await?;
         }
         Ok(())
     }

@@ -1,0 +1,85 @@
+//! Clients that take their answers so slowly that engines wait for them.
+
+use tokio::{io::DuplexStream, time::timeout};
+
+use super::*;
+
+/// The longest time that a test waits for what has to happen.
+const LONG: Duration = Duration::from_secs(60);
+
+/// Begins a request to a gateway, over a connection that holds a kilobyte. Returns the client's end, and its record once it has ended.
+async fn begin(gateway: &Arc<Gateway>, content: &str) -> (DuplexStream, mpsc::UnboundedReceiver<Served>) {
+    let (mut ours, theirs) = tokio::io::duplex(1 << 10);
+    let ((ended, served), gateway) = (mpsc::unbounded_channel(), gateway.clone());
+    let answer = service_fn(move |request: Request<hyper::body::Incoming>| {
+        let (ended, gateway) = (ended.clone(), gateway.clone());
+        async move {
+            let (parts, body) = request.into_parts();
+            let (head, (exchange, awaited)) = (message::head(&parts), TcpExchange::new(body, Departure::default()));
+            let asker =
+                Asker { user: None, listener: ([127, 0, 0, 1], 80).into(), client: None, path: PathStats::default() };
+            tokio::spawn(async move {
+                _ = ended.send(gateway.serve(Exchange::Tcp(exchange), &head, &classes(), &asker).await);
+            });
+            let (head, answer) = awaited.answer().await?;
+            Ok::<_, std::io::Error>(message::response(head, answer))
+        }
+    });
+    tokio::spawn(server::conn::http1::Builder::new().serve_connection(TokioIo::new(theirs), answer));
+    let fields = "host: x\r\nconnection: close\r\ncontent-type: application/json";
+    let head = format!("POST /v1/chat/completions HTTP/1.1\r\n{fields}\r\ncontent-length: {}\r\n\r\n", content.len());
+    ours.write_all(format!("{head}{content}").as_bytes()).await.unwrap();
+    (ours, served)
+}
+
+/// A gateway with one engine, which works on one request at once and sends this answer.
+async fn gateway(answer: String, stall_timeout: Duration) -> Arc<Gateway> {
+    let mut settings = settings(&[&engine(answer).await]);
+    settings.models[0].max_in_flight = 1;
+    settings.stall_timeout = stall_timeout;
+    let (shared, spending) = (Default::default(), Arc::default());
+    Gateway::new(&settings, &classes(), (shared, &spending), (&Learned::default(), None)).unwrap()
+}
+
+/// Takes 40 KiB of an answer in each `pause`. Returns the answer's record.
+async fn take_slowly(mut client: DuplexStream, mut served: mpsc::UnboundedReceiver<Served>, pause: Duration) -> Served {
+    loop {
+        if let Ok(served) = timeout(pause, served.recv()).await {
+            return served.unwrap();
+        }
+        _ = client.read_exact(&mut [0; 40 << 10]).await;
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_takes_a_stream_slowly_loses_it_to_a_request_that_waits_for_the_engine() {
+    let token = format!("data: {{\"choices\":[{{\"text\":\"{}\"}}]}}\n\n", "x".repeat(50_000));
+    let (patience, pause) = (Duration::from_secs(1), Duration::from_millis(250));
+    let gateway = gateway(events(&token.repeat(400)), patience).await;
+    let (slow, slow_served) = begin(&gateway, r#"{"model":"large","stream":true}"#).await;
+    let slow = tokio::spawn(take_slowly(slow, slow_served, pause));
+    let at_work = async {
+        while gateway.models[0].engines.status()[0].in_flight == 0 {
+            sleep(Duration::from_millis(1)).await;
+        }
+    };
+    timeout(LONG, at_work).await.unwrap();
+    let (mut other, _served) = begin(&gateway, r#"{"model":"large","stream":true}"#).await;
+    timeout(LONG, other.read_exact(&mut [0; 12])).await.expect("an answer").unwrap();
+    let record = timeout(LONG, slow).await.unwrap().unwrap();
+    assert_eq!(record.reason, "untaken");
+}
+
+#[tokio::test]
+async fn a_client_that_takes_a_whole_answer_slowly_keeps_no_place_at_the_engine_and_gets_all_of_it() {
+    let length = 800 << 10;
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n";
+    let gateway = gateway(format!("{head}content-length: {length}\r\n\r\n\"{}\"", "x".repeat(length - 2)), LONG).await;
+    let (mut slow, _served) = begin(&gateway, r#"{"model":"large"}"#).await;
+    timeout(LONG, slow.read_exact(&mut [0; 12])).await.unwrap().unwrap();
+    let (mut other, _other_served) = begin(&gateway, r#"{"model":"large"}"#).await;
+    timeout(LONG, other.read_exact(&mut [0; 12])).await.expect("an answer").unwrap();
+    let mut rest = Vec::new();
+    timeout(LONG, slow.read_to_end(&mut rest)).await.unwrap().unwrap();
+    assert!(rest.ends_with(b"x\"") && rest.len() > length, "{}", rest.len());
+}
