@@ -30,7 +30,6 @@ use s2n_quic::{
 use s2n_quic_core::{endpoint::Endpoint, inet::SocketAddress};
 use s2n_quic_platform::syscall::bind_udp;
 
-pub use super::congestion::{Congestion, Controllers};
 use super::{
     carried::{CarriedPackets, Carrier, Carrying},
     datagrams::Datagrams,
@@ -38,6 +37,7 @@ use super::{
     flow_control::{UNIDIRECTIONAL_STREAMS, UNIDIRECTIONAL_WINDOW_BYTES, stream_windows},
     tls::ServerTls,
 };
+pub use congestion::{Congestion, Controllers};
 
 /// Transport settings that both roles share.
 #[derive(Clone, Debug)]

@@ -11,7 +11,6 @@ pub mod cap;
 pub mod carried;
 pub mod class;
 pub mod clock;
-pub mod congestion;
 pub mod datagrams;
 pub mod departure;
 pub mod dispatch;

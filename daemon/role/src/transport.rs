@@ -3,10 +3,7 @@
 use std::time::Duration;
 
 use config::transport::{CongestionControl, PacketIo, TransportSettings};
-use quic::{
-    congestion::Congestion,
-    endpoint::{Io, Pacing, Transport},
-};
+use quic::endpoint::{Congestion, Io, Pacing, Transport};
 
 /// How long the answer to a keep-alive may take.
 const KEEP_ALIVE_PATIENCE: Duration = Duration::from_secs(5);

@@ -28,9 +28,8 @@ use pacing::io::{
     qdisc::{self, Gauges},
 };
 use quic::{
-    congestion::Congestion,
     datagrams::{Datagrams, QueueLimits, Schedules},
-    endpoint::{self, Admission, Io, Pacing, Transport},
+    endpoint::{self, Admission, Congestion, Io, Pacing, Transport},
     tls::{self, Identity, ServerTls, Trust},
 };
 use rustix::{

@@ -19,7 +19,7 @@ use pacing::{class_key::ClassKey, label};
 use s2n_quic::provider::event::events::{Frame, TransportParameters};
 
 use super::{BASE_PACKET_BYTES, Ledger, PACKET_OVERHEAD_BYTES, StreamLedger};
-use crate::{congestion, flow_control::stream_windows};
+use crate::flow_control::stream_windows;
 
 /// The callbacks' side of a connection's books.
 #[derive(Debug)]

@@ -15,11 +15,11 @@ async fn begin(gateway: &Arc<Gateway>, content: &str) -> (DuplexStream, mpsc::Un
         let (ended, gateway) = (ended.clone(), gateway.clone());
         async move {
             let (parts, body) = request.into_parts();
-            let (head, (exchange, awaited)) = (message::head(&parts), TcpExchange::new(body, Departure::default()));
-            let asker =
-                Asker { user: None, listener: ([127, 0, 0, 1], 80).into(), client: None, path: PathStats::default() };
+            let (head, (exchange, awaited)) = (message::head(parts), TcpExchange::new(body, Departure::default()));
+            let (listener, path) = (([127, 0, 0, 1], 80).into(), PathStats::default());
+            let asker = Asker { user: None, listener, client: None, path, refusal: None };
             tokio::spawn(async move {
-                _ = ended.send(gateway.serve(Exchange::Tcp(exchange), &head, &classes(), &asker).await);
+                _ = ended.send(gateway.serve(Exchange::Tcp(exchange), head, &classes(), &asker).await);
             });
             let (head, answer) = awaited.answer().await?;
             Ok::<_, std::io::Error>(message::response(head, answer))
