@@ -7,9 +7,12 @@
 //! | `census` | the connected clients, by prefix, and which clients may connect |
 //! | [`strangers`] | the place of each connection, and the budget of its client while that is a stranger |
 //! | `user_frames` | the bound on the frames of a user |
+//! | [`stopped`], [`uploads`] | readers that have stopped, here and at the peer: whose streams end before unread bytes use up a connection's credit |
 
 mod census;
 pub mod connection_id;
 pub mod limits;
+pub mod stopped;
 pub mod strangers;
+pub mod uploads;
 mod user_frames;

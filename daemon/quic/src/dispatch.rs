@@ -23,6 +23,7 @@ use std::{
     task::{Context, Poll},
 };
 
+use admission::uploads::Credit;
 use s2n_quic::{connection::Handle, stream};
 
 use super::{
@@ -32,7 +33,6 @@ use super::{
     events::ConnectionState,
     hub::service::{Begun, End},
     ledger::{Ledger, StreamLedger},
-    uploads::Credit,
 };
 
 mod station;

@@ -23,7 +23,11 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use admission::strangers::{ClientStanding, FRAMES_PER_SECOND, Limit, StreamFrames};
+use admission::{
+    stopped::StoppedReaders,
+    strangers::{ClientStanding, FRAMES_PER_SECOND, Limit, StreamFrames},
+    uploads::Uploads,
+};
 use bytes::Bytes;
 use futures::task::{AtomicWaker, waker_ref};
 use masque::{
@@ -48,8 +52,8 @@ use super::{
     datagrams::Sender,
     dispatch::{Dispatcher, Driver},
     events::{ConnectionState, frames_clock},
+    flow_control::stream_windows,
     stirred::Stirred,
-    stopped::StoppedReaders,
 };
 
 /// The name under which forgotten priorities of streams are counted.
@@ -102,6 +106,10 @@ impl HttpConnection {
             }
         })?;
         let control_queue = VecDeque::from([control.preamble()]);
+        let readers = match role {
+            Role::Server => StoppedReaders::at_relay,
+            Role::Client => StoppedReaders::at_edge,
+        };
         let peer = Arc::new(Peer {
             settings: OnceLock::new(),
             changed: Notify::new(),
@@ -128,8 +136,8 @@ impl HttpConnection {
                 peer,
                 standing,
                 limits,
-                stopped_readers: StoppedReaders::new(role),
-                uploads: Arc::default(),
+                stopped_readers: readers(stream_windows(role)),
+                uploads: Uploads::new(stream_windows(Role::Server)),
             },
             next_request: 0,
             goaway: None,

@@ -16,9 +16,10 @@ use std::{
     time::Duration,
 };
 
+use admission::uploads::{Credit, SentStream};
 use futures::task::AtomicWaker;
 
-use super::{binding::Binding, class::Class, uploads::Credit};
+use super::{binding::Binding, class::Class};
 
 pub mod account;
 
@@ -311,22 +312,6 @@ impl StreamLedger {
         self.sent.load(Relaxed)
     }
 
-    /// Returns the books of a stream with a window of `window_bytes`, of which `sent_bytes` have been sent.
-    #[cfg(test)]
-    pub(crate) fn sent_to(window_bytes: u64, sent_bytes: u64) -> Arc<Self> {
-        let stream = Self::new(0, window_bytes);
-        stream.sent.store(sent_bytes, Relaxed);
-        stream
-    }
-
-    /// Returns about how many bytes of the stream have been sent and not read by the peer, if its limit grows by what it has read; 0 if they
-    /// are few, because the limit grows only by a part of the window.
-    #[must_use]
-    pub fn unread_bytes(&self) -> u64 {
-        let unread_bytes = (self.sent_bytes() + self.window_bytes).saturating_sub(self.max_data.load(Relaxed));
-        if unread_bytes > self.window_bytes / 8 { unread_bytes } else { 0 }
-    }
-
     /// Returns the offset up to which the peer allows bytes. If that is not beyond `handed`, the driver is told when the limit
     /// grows.
     #[must_use]
@@ -340,6 +325,14 @@ impl StreamLedger {
         // reads that the stream is not blocked, and then nothing tells the driver.
         fence(SeqCst);
         self.max_data.load(Relaxed)
+    }
+}
+
+impl SentStream for StreamLedger {
+    /// The limit of a stream grows by what the peer has read, a part of the window at a time. So a smaller number of bytes shows nothing.
+    fn unread_bytes(&self) -> u64 {
+        let unread_bytes = (self.sent_bytes() + self.window_bytes).saturating_sub(self.max_data.load(Relaxed));
+        if unread_bytes > self.window_bytes / 8 { unread_bytes } else { 0 }
     }
 }
 

@@ -24,8 +24,7 @@ mod queue;
 pub mod schedule;
 pub mod segments;
 pub mod stirred;
-pub mod stopped;
 mod turns;
-pub mod uploads;
 
+pub use admission::{stopped, uploads};
 pub use tls;

@@ -6,7 +6,11 @@ use std::{
     time::Instant,
 };
 
-use admission::strangers::{ClientStanding, StreamFrames};
+use admission::{
+    stopped::{ReaderOwner, StoppedReaders},
+    strangers::{ClientStanding, StreamFrames},
+    uploads::{OpenUpload, Uploads},
+};
 use masque::{
     h3::{self, Code, RequestHead, RequestStream, Role, Settings},
     priority::Priority,
@@ -24,8 +28,6 @@ use crate::{
     datagrams::Hub,
     dispatch::Dispatcher,
     events::ConnectionState,
-    stopped::{ReaderOwner, StoppedReaders},
-    uploads::{OpenUpload, Uploads},
 };
 
 /// The handle that the tasks of one connection share; opens requests in the client role.

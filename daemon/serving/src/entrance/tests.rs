@@ -3,7 +3,7 @@ use futures::{StreamExt as _, stream};
 use http_body_util::StreamBody;
 use hyper::{body::Frame, client::conn::http2};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use masque::h3::{ResponseHead, Role};
+use masque::h3::ResponseHead;
 use quic::{h3::Request, stopped::StoppedReaders};
 use role::{
     access::{record::What, way::Way},
@@ -128,7 +128,7 @@ impl GatewayAccess for Nowhere {
     fn copy_was_first(&self, (): &()) {}
 
     fn readers(&self, (): &()) -> Arc<StoppedReaders> {
-        StoppedReaders::new(Role::Client)
+        StoppedReaders::at_edge(64)
     }
 
     fn traffic(&self, (): &()) -> Arc<Traffic> {

@@ -3,19 +3,15 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    fmt,
     sync::Arc,
     task::{Context, Poll},
     time::{Duration, Instant},
 };
 
-use masque::h3::Role;
 use parking_lot::Mutex;
 
-use crate::{
-    flow_control::stream_windows,
-    ledger::StreamLedger,
-    stopped::{Ending, ReaderOwner, room_beside_one},
-};
+use crate::stopped::{Ending, ReaderOwner, room_beside_one};
 
 /// How long a connection's credit may be used up, without news, before uploads have to end.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -27,18 +23,28 @@ const LITTLE_BYTES: u64 = 16 << 10;
 /// upload holds up to an eighth less than it seems to.
 const ENOUGH_BYTES: u64 = 2 << 20;
 
-/// The credit of a connection.
+/// A peer's credit for all streams of a connection together.
 #[derive(Clone, Copy, Debug)]
 pub struct Credit {
-    /// How many bytes of all its streams together the peer allows.
+    /// How many bytes it allows.
     pub limit_bytes: u64,
     /// How many of them are left.
     pub left_bytes: u64,
 }
 
+/// What is known about the bytes of a stream.
+pub trait SentStream: fmt::Debug + Send + Sync {
+    /// Returns about how many bytes have been sent and not read by the peer; 0 if they are few.
+    fn unread_bytes(&self) -> u64;
+}
+
 /// The uploads over one connection.
-#[derive(Debug, Default)]
-pub struct Uploads(Mutex<Now>);
+#[derive(Debug)]
+pub struct Uploads {
+    /// How many of them may hold a whole window and leave room for another stream.
+    room: usize,
+    now: Mutex<Now>,
+}
 
 #[derive(Debug, Default)]
 struct Now {
@@ -51,25 +57,31 @@ struct Now {
 #[derive(Debug)]
 struct Upload {
     owner: ReaderOwner,
-    books: Arc<StreamLedger>,
+    stream: Arc<dyn SentStream>,
     ending: Arc<Ending>,
 }
 
 impl Uploads {
-    /// Adds an upload of `owner`.
+    /// Returns the uploads of a connection, none yet. Its peer's window has `stream_windows` windows of streams.
     #[must_use]
-    pub(crate) fn open(self: &Arc<Self>, owner: ReaderOwner, books: Arc<StreamLedger>) -> OpenUpload {
-        let mut now = self.0.lock();
+    pub fn new(stream_windows: u32) -> Arc<Self> {
+        Arc::new(Self { room: room_beside_one(stream_windows), now: Mutex::default() })
+    }
+
+    /// Adds an upload of `owner` on `stream`.
+    #[must_use]
+    pub fn open(self: &Arc<Self>, owner: ReaderOwner, stream: Arc<dyn SentStream>) -> OpenUpload {
+        let mut now = self.now.lock();
         let (id, ending) = (now.came, Arc::<Ending>::default());
         now.came += 1;
-        now.open.insert(id, Upload { owner, books, ending: ending.clone() });
+        now.open.insert(id, Upload { owner, stream, ending: ending.clone() });
         OpenUpload { of: self.clone(), id, ending }
     }
 
     /// Ends uploads if the connection's `credit` has been used up for a while. They belong to the owner whose uploads hold the most, if it
     /// has several; those that hold the most are the first. Call it regularly while streams of the connection have several owners.
     pub fn look(&self, credit: Credit, now: Instant) {
-        let mut uploads = self.0.lock();
+        let mut uploads = self.now.lock();
         let is_used_up = credit.left_bytes < LITTLE_BYTES;
         let before = uploads.used_up.filter(|(limit, _)| *limit == credit.limit_bytes);
         uploads.used_up = is_used_up.then(|| before.unwrap_or((credit.limit_bytes, now)));
@@ -77,13 +89,12 @@ impl Uploads {
         if now.saturating_duration_since(since) < PATIENCE {
             return;
         }
-        let room = room_beside_one(stream_windows(Role::Server));
         let mut ended_bytes = 0;
         loop {
             // The uploads of each owner, with the bytes of all of them and the one that holds the most.
             let mut by_owner = HashMap::<_, (u64, usize, (u64, u64))>::new();
-            for (&id, Upload { owner, books, .. }) in &uploads.open {
-                let bytes = books.unread_bytes();
+            for (&id, Upload { owner, stream, .. }) in &uploads.open {
+                let bytes = stream.unread_bytes();
                 if bytes > 0 {
                     let (all, count, most) = by_owner.entry(owner).or_default();
                     *all += bytes;
@@ -94,7 +105,7 @@ impl Uploads {
             let all = by_owner.values().map(|(_, count, _)| count).sum::<usize>();
             let most = by_owner.into_values().max().filter(|(_, count, _)| *count > 1);
             // Those that stay would use up what becomes free.
-            let most = most.filter(|_| ended_bytes < ENOUGH_BYTES || all > room);
+            let most = most.filter(|_| ended_bytes < ENOUGH_BYTES || all > self.room);
             let Some((_, _, (bytes, id))) = most else { return };
             if let Some(upload) = uploads.open.remove(&id) {
                 upload.ending.set();
@@ -121,7 +132,7 @@ impl OpenUpload {
 
 impl Drop for OpenUpload {
     fn drop(&mut self) {
-        self.of.0.lock().open.remove(&self.id);
+        self.of.now.lock().open.remove(&self.id);
     }
 }
 
@@ -134,9 +145,17 @@ mod tests {
     const WINDOW: u64 = 1 << 20;
     const USED_UP: Credit = Credit { limit_bytes: 16 * WINDOW, left_bytes: 100 };
 
+    #[derive(Debug)]
+    struct Sent(u64);
+
+    impl SentStream for Sent {
+        fn unread_bytes(&self) -> u64 {
+            self.0
+        }
+    }
+
     fn open(uploads: &Arc<Uploads>, owner: u8, unread_bytes: u64) -> OpenUpload {
-        let books = StreamLedger::sent_to(WINDOW, unread_bytes);
-        uploads.open(ReaderOwner::Address([192, 0, 2, owner].into()), books)
+        uploads.open(ReaderOwner::Address([192, 0, 2, owner].into()), Arc::new(Sent(unread_bytes)))
     }
 
     fn ended(uploads: &[OpenUpload]) -> Vec<bool> {
@@ -146,8 +165,8 @@ mod tests {
 
     #[test]
     fn uploads_end_once_credit_is_used_up_for_a_second_and_they_are_those_of_the_client_with_the_most_unread_bytes() {
-        let (uploads, began) = (Arc::<Uploads>::default(), Instant::now());
-        let mut open: Vec<_> = [(1, WINDOW), (2, WINDOW / 2), (2, WINDOW), (2, WINDOW), (3, 1_000), (3, 1_000)]
+        let (uploads, began) = (Uploads::new(16), Instant::now());
+        let mut open: Vec<_> = [(1, WINDOW), (2, WINDOW / 2), (2, WINDOW), (2, WINDOW), (3, 0), (3, 0)]
             .map(|(owner, bytes)| open(&uploads, owner, bytes))
             .into();
         uploads.look(USED_UP, began);
@@ -163,7 +182,7 @@ mod tests {
 
     #[test]
     fn of_many_uploads_those_end_that_would_use_up_the_credit_again() {
-        let (uploads, began) = (Arc::<Uploads>::default(), Instant::now());
+        let (uploads, began) = (Uploads::new(16), Instant::now());
         let open: Vec<_> = (0..24).map(|_| open(&uploads, 1, WINDOW * 16 / 24)).collect();
         uploads.look(USED_UP, began);
         uploads.look(USED_UP, began + PATIENCE);
@@ -172,7 +191,7 @@ mod tests {
 
     #[test]
     fn no_upload_ends_while_the_peer_reads_enough_or_credit_is_left() {
-        let (uploads, began) = (Arc::<Uploads>::default(), Instant::now());
+        let (uploads, began) = (Uploads::new(16), Instant::now());
         let open: Vec<_> = (0..16).map(|_| open(&uploads, 1, WINDOW)).collect();
         for second in 0..10 {
             let limit_bytes = USED_UP.limit_bytes + u64::from(second) * 2 * WINDOW;

@@ -7,6 +7,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    future::poll_fn,
     net::IpAddr,
     sync::{
         Arc,
@@ -17,14 +18,13 @@ use std::{
 };
 
 use futures::task::AtomicWaker;
-use masque::h3::Role;
 use parking_lot::Mutex;
-use tokio::sync::Notify;
-
-use crate::flow_control::stream_windows;
 
 /// The longest time for which a reader may take nothing, although something has arrived for it, before it has stopped.
 pub const READER_PATIENCE: Duration = Duration::from_secs(10);
+
+/// The least time between two judgements of a reader.
+const LEAST_PAUSE: Duration = Duration::from_millis(100);
 
 /// Whose reader it is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -46,15 +46,21 @@ struct ReaderTerms {
     least_bytes_per_sec: u32,
 }
 
+/// All readers of a connection to a relay belong to one user, and many targets of a user may be slow or out of reach for a while. The clients
+/// of an edge are the edge's matter ([`uploads`](crate::uploads)).
+const AT_RELAY: ReaderTerms = ReaderTerms { alone: READER_PATIENCE, shared: READER_PATIENCE, least_bytes_per_sec: 0 };
+
+const AT_EDGE: ReaderTerms =
+    ReaderTerms { alone: READER_PATIENCE, shared: Duration::from_secs(1), least_bytes_per_sec: 16 << 10 };
+
 impl ReaderTerms {
-    const fn of(role: Role) -> Self {
-        match role {
-            // All belong to one user, and many targets of a user may be slow or out of reach for a while. The clients of an edge are the
-            // edge's matter (`uploads`).
-            Role::Server => Self { alone: READER_PATIENCE, shared: READER_PATIENCE, least_bytes_per_sec: 0 },
-            Role::Client => {
-                Self { alone: READER_PATIENCE, shared: Duration::from_secs(1), least_bytes_per_sec: 16 << 10 }
-            }
+    /// Returns when to judge a reader again that was behind for so long.
+    fn pause(&self, waited: Duration) -> Duration {
+        let left = |patience: Duration| patience.checked_sub(waited).filter(|left| !left.is_zero());
+        match left(self.shared).or(left(self.alone)) {
+            // A reader that is always nearly too slow is not judged all the time.
+            Some(left) => left.clamp(LEAST_PAUSE, self.shared),
+            None => self.alone,
         }
     }
 
@@ -83,8 +89,8 @@ pub struct StoppedReaders {
     most: usize,
     terms: ReaderTerms,
     now: Mutex<Readers>,
-    /// Notified when streams of a second owner begin.
-    shared: Notify,
+    /// Woken when streams of a second owner begin.
+    shared: AtomicWaker,
 }
 
 #[derive(Debug, Default)]
@@ -124,19 +130,21 @@ impl Ending {
 }
 
 impl StoppedReaders {
-    /// Returns the readers of a connection in this role; it has no streams.
+    /// Returns the readers at a relay's end of a connection, whose window has `stream_windows` windows of streams. There are no streams yet.
     #[must_use]
-    pub fn new(role: Role) -> Arc<Self> {
-        Self::with_windows(role, stream_windows(role))
+    pub fn at_relay(stream_windows: u32) -> Arc<Self> {
+        Self::with(AT_RELAY, stream_windows)
     }
 
-    fn with_windows(role: Role, stream_windows: u32) -> Arc<Self> {
-        Arc::new(Self {
-            most: room_beside_one(stream_windows),
-            terms: ReaderTerms::of(role),
-            now: Mutex::default(),
-            shared: Notify::new(),
-        })
+    /// Returns the readers at an edge's end of a connection, as [`StoppedReaders::at_relay`] does.
+    #[must_use]
+    pub fn at_edge(stream_windows: u32) -> Arc<Self> {
+        Self::with(AT_EDGE, stream_windows)
+    }
+
+    fn with(terms: ReaderTerms, stream_windows: u32) -> Arc<Self> {
+        let (now, shared) = (Mutex::default(), AtomicWaker::new());
+        Arc::new(Self { most: room_beside_one(stream_windows), terms, now, shared })
     }
 
     /// Adds the reader of a stream. Readers of another owner that have waited for a while may have to make room for the stream.
@@ -145,22 +153,20 @@ impl StoppedReaders {
         let mut readers = self.now.lock();
         *readers.owners.entry(owner.clone()).or_default() += 1;
         if readers.owners.len() == 2 {
-            self.shared.notify_waiters();
+            self.shared.wake();
         }
         readers.settle(self, now);
         drop(readers);
         OpenReader { of: self.clone(), owner, wait: None, place: None }
     }
 
-    /// Waits until streams of the connection have several owners.
+    /// Waits until streams of the connection have several owners. Only one task may wait.
     pub async fn shared(&self) {
-        loop {
-            let shared = self.shared.notified();
-            if self.now.lock().owners.len() > 1 {
-                return;
-            }
-            shared.await;
-        }
+        poll_fn(|cx| {
+            self.shared.register(cx.waker());
+            if self.now.lock().owners.len() > 1 { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
     }
 }
 
@@ -265,7 +271,7 @@ impl OpenReader {
         }
         let (since, terms) = (wait.since, self.of.terms);
         let waited = now.saturating_duration_since(since);
-        wait.due = now + if waited < terms.alone { terms.shared } else { terms.alone };
+        wait.due = now + terms.pause(waited);
         if waited < terms.shared {
             return;
         }
@@ -324,9 +330,9 @@ mod tests {
     }
 
     impl Trial {
-        fn new(role: Role, most: usize) -> Self {
-            let windows = (1..).find(|windows| StoppedReaders::with_windows(role, *windows).most == most).unwrap();
-            Self { readers: StoppedReaders::with_windows(role, windows), now: Instant::now() }
+        fn new(terms: ReaderTerms, most: usize) -> Self {
+            let windows = (1..).find(|windows| room_beside_one(*windows) == most).unwrap();
+            Self { readers: StoppedReaders::with(terms, windows), now: Instant::now() }
         }
 
         /// Opens a stream for which bytes wait at once.
@@ -336,19 +342,24 @@ mod tests {
             reader
         }
 
-        /// Lets time pass. `every` reader that is due is judged, and takes `bytes` before that.
-        fn pass(&mut self, time: Duration, every: &mut [OpenReader], bytes: usize) {
+        /// Lets time pass, in which each reader takes nothing, and is judged when it is due.
+        fn pass(&mut self, time: Duration, readers: &mut [OpenReader]) {
             let until = self.now + time;
-            while let Some(due) = every.iter().filter_map(OpenReader::due).min().filter(|due| *due <= until) {
+            while let Some(due) = readers.iter().filter_map(OpenReader::due).min().filter(|due| *due <= until) {
                 self.now = self.now.max(due);
-                for reader in every.iter_mut().filter(|reader| reader.due().is_some_and(|due| due <= self.now)) {
-                    if bytes > 0 {
-                        reader.takes(bytes, || self.now);
-                    }
+                for reader in readers.iter_mut().filter(|reader| reader.due().is_some_and(|due| due <= self.now)) {
                     reader.judge(self.now);
                 }
             }
             self.now = until;
+        }
+
+        /// Lets a minute pass, in which each reader takes `bytes` every tenth of a second.
+        fn read(&mut self, readers: &mut [OpenReader], bytes: usize) {
+            for _ in 0..600 {
+                self.pass(Duration::from_millis(100), readers);
+                readers.iter_mut().for_each(|reader| reader.takes(bytes, || self.now));
+            }
         }
     }
 
@@ -362,76 +373,88 @@ mod tests {
 
     #[test]
     fn the_reader_that_stopped_first_has_to_end_when_one_more_stops_than_there_is_room_for() {
-        for role in [Role::Server, Role::Client] {
-            let mut trial = Trial::new(role, 3);
+        for terms in [AT_RELAY, AT_EDGE] {
+            let mut trial = Trial::new(terms, 3);
             let mut readers: Vec<_> = (0..3).map(|_| trial.open(ALICE)).collect();
-            trial.pass(2 * READER_PATIENCE, &mut readers, 0);
+            trial.pass(2 * READER_PATIENCE, &mut readers);
             assert_eq!(ended(&readers), 0);
             // The second one has read everything, so there is room for another.
             readers[1].rests();
             readers.push(trial.open(ALICE));
-            trial.pass(2 * READER_PATIENCE, &mut readers, 0);
+            trial.pass(2 * READER_PATIENCE, &mut readers);
             assert_eq!(ended(&readers), 0);
             readers.push(trial.open(ALICE));
-            trial.pass(2 * READER_PATIENCE, &mut readers, 0);
+            trial.pass(2 * READER_PATIENCE, &mut readers);
             assert_eq!(readers.iter().map(ends).collect::<Vec<_>>(), [true, false, false, false, false]);
             drop(readers.remove(0));
             readers.push(trial.open(ALICE));
-            trial.pass(2 * READER_PATIENCE, &mut readers, 0);
+            trial.pass(2 * READER_PATIENCE, &mut readers);
             assert_eq!(readers.iter().map(ends).collect::<Vec<_>>(), [false, true, false, false, false]);
         }
     }
 
     #[test]
     fn a_pause_of_a_client_that_is_alone_costs_nothing_and_of_one_among_others_a_stream_after_a_second() {
-        let mut trial = Trial::new(Role::Client, 3);
+        let mut trial = Trial::new(AT_EDGE, 3);
         let mut alice: Vec<_> = (0..5).map(|_| trial.open(ALICE)).collect();
-        trial.pass(READER_PATIENCE - Duration::from_millis(1), &mut alice, 0);
+        trial.pass(READER_PATIENCE - Duration::from_millis(1), &mut alice);
         assert_eq!(ended(&alice), 0);
         // Another client needs the connection.
         let bob = trial.open(BOB);
         assert_eq!(ended(&alice), 2);
         alice.retain(|reader| !ends(reader));
         alice.extend([trial.open(ALICE), trial.open(ALICE)]);
-        trial.pass(Duration::from_millis(999), &mut alice, 0);
+        trial.pass(Duration::from_millis(999), &mut alice);
         assert_eq!(ended(&alice), 0);
-        trial.pass(Duration::from_millis(1), &mut alice, 0);
+        trial.pass(Duration::from_millis(1), &mut alice);
         assert_eq!((ended(&alice), ends(&bob)), (2, false));
     }
 
     #[test]
     fn the_client_with_the_most_stopped_readers_loses_one_though_anothers_stopped_first() {
-        let mut trial = Trial::new(Role::Client, 3);
+        let mut trial = Trial::new(AT_EDGE, 3);
         let mut readers = vec![trial.open(BOB)];
-        trial.pass(Duration::from_secs(5), &mut readers, 0);
+        trial.pass(Duration::from_secs(5), &mut readers);
         readers.extend((0..6).map(|_| trial.open(ALICE)));
-        trial.pass(Duration::from_secs(60), &mut readers, 0);
+        trial.pass(Duration::from_secs(60), &mut readers);
         assert!(!ends(&readers[0]));
         assert_eq!(ended(&readers), 4);
     }
 
     #[test]
     fn a_reader_that_takes_a_little_has_stopped_at_an_edge_that_several_clients_share() {
-        let mut trial = Trial::new(Role::Client, 3);
+        let mut trial = Trial::new(AT_EDGE, 3);
         let mut readers: Vec<_> =
             [BOB, ALICE, ALICE, ALICE, ALICE].into_iter().map(|owner| trial.open(owner)).collect();
         readers[0].rests();
-        trial.pass(Duration::from_secs(60), &mut readers, 16 << 10);
+        trial.read(&mut readers, 1_700);
         assert_eq!(ended(&readers), 0, "it takes enough");
-        trial.pass(Duration::from_secs(60), &mut readers, 12 << 10);
+        trial.read(&mut readers, 1_500);
         assert_eq!(ended(&readers), 1);
         // A target of a relay's user may be slow.
-        let mut trial = Trial::new(Role::Server, 3);
+        let mut trial = Trial::new(AT_RELAY, 3);
         let mut readers: Vec<_> = (0..5).map(|_| trial.open(ALICE)).collect();
-        trial.pass(Duration::from_secs(60), &mut readers, 1);
+        trial.read(&mut readers, 1);
         assert_eq!(ended(&readers), 0);
     }
 
     #[test]
+    fn a_reader_is_judged_when_its_time_is_over_and_not_when_that_would_have_been_before_it_took_bytes() {
+        let mut trial = Trial::new(AT_RELAY, 3);
+        let mut readers: Vec<_> = (0..4).map(|_| trial.open(ALICE)).collect();
+        trial.pass(Duration::from_secs(9), &mut readers);
+        readers.iter_mut().for_each(|reader| reader.takes(1, || trial.now));
+        trial.pass(READER_PATIENCE - Duration::from_millis(1), &mut readers);
+        assert_eq!(ended(&readers), 0);
+        trial.pass(Duration::from_millis(1), &mut readers);
+        assert_eq!(ended(&readers), 1);
+    }
+
+    #[test]
     fn a_window_with_room_for_one_stream_lets_no_reader_stop() {
-        let mut trial = Trial { readers: StoppedReaders::with_windows(Role::Server, 1), now: Instant::now() };
+        let mut trial = Trial { readers: StoppedReaders::at_relay(1), now: Instant::now() };
         let mut readers = [trial.open(ALICE)];
-        trial.pass(READER_PATIENCE, &mut readers, 0);
+        trial.pass(READER_PATIENCE, &mut readers);
         assert!(ends(&readers[0]));
         drop(readers);
         assert!(trial.readers.now.lock().owners.is_empty());
@@ -439,9 +462,8 @@ mod tests {
 
     #[test]
     fn readers_that_stopped_leave_a_stream_its_window_although_a_tenth_of_the_connections_is_not_announced() {
-        for role in [Role::Server, Role::Client] {
-            let windows = stream_windows(role);
-            let room = StoppedReaders::new(role).most as u32;
+        for windows in [16, 64] {
+            let room = room_beside_one(windows) as u32;
             assert!(10 * (room + 1) <= 9 * windows && 10 * (room + 2) > 9 * windows, "{room} of {windows}");
         }
     }
