@@ -5,15 +5,18 @@
 //! be served. Without room, and without a client that may be evicted, a further one waits in the line of its address. Meanwhile, it gives
 //! its place among the listener's connections back, so that lines keep no other client out. The next client comes from the line of the
 //! address with the fewest newcomers, so that a long line holds up no other. If there are several such lines, the client that has waited
-//! longest comes, so that many addresses hold up a further one only for a while.
+//! longest comes, so that many addresses hold up a further one only for a while; but a client of a network whose last newcomer has shown
+//! nothing comes after others, and is sent away before them if too many wait (`lines`).
 //!
 //! A client that comes from a line may have to wait for a place. It is not read meanwhile, so its time begins with its place. Until then,
 //! it is evicted only in favour of a client that has kept its place, which may be the place that it waits for.
 //!
 //! A client that has shown it is known from then on, and makes room by other rules (`known_clients`).
 
+mod lines;
+
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::VecDeque,
     convert::Infallible,
     net::IpAddr,
     pin::pin,
@@ -21,6 +24,7 @@ use std::{
     time::Duration,
 };
 
+use admission::strangers::AddressPrefix;
 use parking_lot::Mutex;
 use tokio::{
     sync::{
@@ -30,17 +34,16 @@ use tokio::{
     time::{Instant, sleep, timeout, timeout_at},
 };
 
+pub(crate) use self::lines::MOST_WAITING;
+use self::lines::{Lines, Waiting, keep_places};
 use super::{
     holder::Holder,
     known_clients::{Activity, KnownClient, KnownClients, LINGER, PAUSE},
-    unidentified_callers::{self, UnidentifiedCallers},
+    unidentified_callers::UnidentifiedCallers,
 };
 
 /// The maximum number of newcomers at a listener. They never have more than half of its connections.
 const MOST: usize = 256;
-
-/// The maximum number of clients of a listener that wait without a place among its connections; each takes a descriptor.
-pub(crate) const MOST_WAITING: usize = 1_024;
 
 /// How long a newcomer is not evicted: enough for the handshakes and the first request over a slow path, including a lost packet.
 const GRACE: Duration = Duration::from_secs(2);
@@ -52,34 +55,20 @@ pub struct Newcomers {
     known: Arc<KnownClients>,
 }
 
-/// The number of a client that was let in, and a receiver that closes once it has to leave.
-type LetIn = (u64, oneshot::Receiver<Infallible>);
-
 /// The newcomers, and the clients that want to be some.
 struct NewcomersNow {
     inside: UnidentifiedCallers<Inside>,
-    /// The clients that wait, by their addresses, in the order in which they came.
-    lines: BTreeMap<IpAddr, VecDeque<Waiting>>,
-    /// How many clients have waited so far.
-    came: u64,
+    lines: Lines,
 }
 
 /// A newcomer that was let in. Dropping `stay` makes it leave.
 struct Inside {
     /// When it was let in, or got its place.
     since: Instant,
+    from: AddressPrefix,
     /// Whether it has a place among the listener's connections.
     has_place: bool,
     stay: oneshot::Sender<Infallible>,
-}
-
-/// A client that waits.
-struct Waiting {
-    /// How many clients had waited before.
-    came: u64,
-    /// Whether it keeps its place among the listener's connections, so that the maximum of these bounds its line.
-    keeps_place: bool,
-    enters: oneshot::Sender<LetIn>,
 }
 
 /// A client that may be evicted until it may stay. Its end frees its place.
@@ -114,14 +103,14 @@ impl NewcomersNow {
             let next = lines
                 .iter()
                 .filter(|(place, line)| may_enter(place, line))
-                .min_by_key(|(place, line)| (inside.count_at(**place), line.front().map(|first| first.came)));
+                .min_by_key(|(place, line)| (inside.count_at(**place), line.front().map(Waiting::rank)));
             let Some((&place, line)) = next else { return };
             let (stay, leave) = oneshot::channel();
             let (now, keeps_place) = (Instant::now(), keep_places(line));
             let may_leave = |of: &Inside| (of.has_place || keeps_place).then(|| now - of.since >= GRACE);
             // An evicted client learns of it when its sender is dropped.
-            let entering = Inside { since: now, has_place: true, stay };
-            let Some((number, _evicted)) = inside.enter_if(place, entering, may_leave) else {
+            let entering = Inside { since: now, from: AddressPrefix::of(place), has_place: true, stay };
+            let Some((number, evicted)) = inside.enter_if(place, entering, may_leave) else {
                 // Others like it then have no room either, except by the eviction of a client of their own place.
                 if let Some(is_full) = is_full.get_mut(usize::from(keeps_place)) {
                     *is_full |= !inside.is_full_at(place);
@@ -129,30 +118,14 @@ impl NewcomersNow {
                 is_tried.push(place);
                 continue;
             };
-            let line = lines.get_mut(&place);
-            let first = line.and_then(VecDeque::pop_front);
-            if first.is_none_or(|first| first.enters.send((number, leave)).is_err()) {
+            if let Some(evicted) = evicted {
+                lines.showed_nothing(evicted.from);
+            }
+            if lines.pop(place).is_none_or(|first| first.enters.send((number, leave)).is_err()) {
                 inside.leave(number);
             }
-            lines.retain(|_, line| !line.is_empty());
         }
     }
-
-    /// Sends the newest client of the longest line away while more than [`MOST_WAITING`] wait without a place.
-    fn shorten(&mut self) {
-        while self.lines.values().filter(|line| !keep_places(line)).map(VecDeque::len).sum::<usize>() > MOST_WAITING {
-            let newest = |line: &VecDeque<Waiting>| line.back().map(|last| last.came);
-            let without_places = self.lines.values_mut().filter(|line| !keep_places(line));
-            let Some(line) = without_places.max_by_key(|line| (line.len(), newest(line))) else { return };
-            line.pop_back();
-            self.lines.retain(|_, line| !line.is_empty());
-        }
-    }
-}
-
-/// Whether the clients of a line keep their places while they wait. All clients of one address are alike.
-fn keep_places(line: &VecDeque<Waiting>) -> bool {
-    line.front().is_some_and(|first| first.keeps_place)
 }
 
 impl Newcomers {
@@ -162,7 +135,7 @@ impl Newcomers {
     pub fn new(max_connections: usize, most_from_one: usize, known: Arc<KnownClients>) -> Arc<Self> {
         let most = (max_connections / 2).clamp(1, MOST);
         let inside = UnidentifiedCallers::new(most, most_from_one);
-        Arc::new(Self { now: Mutex::new(Some(NewcomersNow { inside, lines: BTreeMap::new(), came: 0 })), known })
+        Arc::new(Self { now: Mutex::new(Some(NewcomersNow { inside, lines: Lines::default() })), known })
     }
 
     /// Waits for one of the listener's `places` for connections. Meanwhile, known clients make room for the one that waits. `None` only if
@@ -184,7 +157,7 @@ impl Newcomers {
     /// Adds a client from an address as soon as there is room, or another one may be evicted. While the client waits, its `place` among the
     /// listener's connections is free for others unless it `keeps_place`; it is returned once the client is in and has a place again.
     /// Returns `None` if the listener has ended, if the client was evicted before it had a place again, or if more than 1,024 clients wait
-    /// without a place and this one is the newest in the longest line.
+    /// without a place and this one has to go.
     pub async fn enter(
         self: &Arc<Self>,
         from: IpAddr,
@@ -195,11 +168,9 @@ impl Newcomers {
         {
             let mut now = self.now.lock();
             let now = now.as_mut()?;
-            now.came += 1;
-            let waiting = Waiting { came: now.came, keeps_place, enters };
-            now.lines.entry(unidentified_callers::place(from)).or_default().push_back(waiting);
+            now.lines.push(from, keeps_place, enters);
             now.settle();
-            now.shorten();
+            now.lines.shorten();
         }
         let mut places = None;
         let (number, leave) = match entered.try_recv() {
@@ -240,11 +211,17 @@ impl Newcomers {
         }
     }
 
-    /// Takes a client out of the set. Returns its sender if it was in it.
-    fn leave(&self, number: u64) -> Option<oneshot::Sender<Infallible>> {
+    /// Takes a client out of the set, and notes for its network whether it `has_shown` what the listener asks for. Returns its sender if it
+    /// was in it.
+    fn leave(&self, number: u64, has_shown: bool) -> Option<oneshot::Sender<Infallible>> {
         let mut now = self.now.lock();
         let now = now.as_mut()?;
-        let Inside { stay, .. } = now.inside.leave(number)?;
+        let Inside { stay, from, .. } = now.inside.leave(number)?;
+        if has_shown {
+            now.lines.has_shown(from);
+        } else {
+            now.lines.showed_nothing(from);
+        }
         now.settle();
         Some(stay)
     }
@@ -256,7 +233,7 @@ impl Newcomer {
         if self.known.get().is_none()
             && let Some(holder) = holder()
             // The sender, and so whether the client stays, is now that of the known clients.
-            && let Some(stay) = self.of.leave(self.number)
+            && let Some(stay) = self.of.leave(self.number, true)
         {
             _ = self.known.set(self.of.known.enter(holder, self.activity.clone(), stay));
         }
@@ -277,7 +254,7 @@ impl Newcomer {
 
 impl Drop for Newcomer {
     fn drop(&mut self) {
-        self.of.leave(self.number);
+        self.of.leave(self.number, false);
     }
 }
 
@@ -314,7 +291,7 @@ mod tests {
         Ipv4Addr::new(10, 0, 0, last).into()
     }
 
-    fn newcomers(max_connections: usize, most_from_one: usize) -> Arc<Newcomers> {
+    pub(super) fn newcomers(max_connections: usize, most_from_one: usize) -> Arc<Newcomers> {
         let known = KnownClients::new((address(0), 80).into(), Box::new(|| {}));
         Newcomers::new(max_connections, most_from_one, known)
     }
