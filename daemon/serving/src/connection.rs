@@ -20,8 +20,9 @@ use futures::FutureExt as _;
 use h2::Reason;
 use http_body_util::BodyExt as _;
 use hyper::{
-    Request, Response, StatusCode,
+    Request, Response, StatusCode, Version,
     body::{Body, Frame, Incoming, SizeHint},
+    header::HOST,
     server::conn::{http1, http2},
     service::service_fn,
 };
@@ -214,7 +215,15 @@ enum NotAnswered {
 
 /// Returns the status with which a request is refused whatever its service would answer, if it has to be.
 fn refusal(request: &Request<Incoming>) -> Option<StatusCode> {
-    (request.headers().len() > FIELD_SECTION.1).then_some(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE)
+    let (fields, is_one) = (request.headers(), request.version() == Version::HTTP_11);
+    if fields.len() > FIELD_SECTION.1 {
+        Some(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE)
+    } else if is_one && fields.get_all(HOST).iter().count() != 1 {
+        // RFC 9112 §3.2: a proxy in front may have taken it for a request to another host.
+        Some(StatusCode::BAD_REQUEST)
+    } else {
+        None
+    }
 }
 
 /// Makes the answer to a request, with a body that gives up on a client that takes nothing of it. hyper keeps room for this future as long as a connection by HTTP/1.1 or

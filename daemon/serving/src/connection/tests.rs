@@ -93,6 +93,27 @@ async fn a_head_of_more_than_a_hundred_fields_or_by_http_2_of_more_than_16_kib_i
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_request_by_http_1_1_names_one_host() {
+    for (version, fields, status) in [
+        ("1.1", "host: x\r\n", 200),
+        ("1.1", "host:\r\n", 200),
+        ("1.1", "", 400),
+        ("1.1", "host: x\r\nhost: y\r\n", 400),
+        ("1.0", "", 200),
+    ] {
+        let (server, mut ours) = Server::new(HttpVersion::One, 1);
+        let request = format!("GET / HTTP/{version}\r\n{fields}connection: close\r\n\r\n");
+        ours.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        ours.read_to_string(&mut answer).await.unwrap();
+        assert_eq!(
+            (answer.get(9..12), server.blamed().len()),
+            (Some(&*status.to_string()), usize::from(status == 200))
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_answer_by_http_1_ends_with_its_connection_once_its_client_takes_nothing_and_not_if_it_is_slow() {
     for pause_s in [20, 40] {
         let (mut server, mut ours) = Server::new(HttpVersion::One, 20 << 10);
