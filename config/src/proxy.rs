@@ -30,7 +30,7 @@ pub struct Proxy {
     pub udp_idle: Duration,
     /// How many connections of clients may be open at once; more wait until the kernel's queue is full.
     pub max_connections: u32,
-    /// How many of them may come from one address; more are closed.
+    /// How many of them may come from one IPv4 address or one IPv6 /64; more are closed.
     pub max_connections_per_client: u32,
     /// How many UDP tunnels all clients may have open together.
     pub max_udp_tunnels: u32,

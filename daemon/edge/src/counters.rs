@@ -179,6 +179,12 @@ impl LocalAddressCounters {
         self.limit_hits.get_or_create(&self.with("limit", limit)).inc();
     }
 
+    /// Returns how often this limit was reached.
+    #[cfg(test)]
+    pub(crate) fn limit_hits(&self, limit: &'static str) -> u64 {
+        self.limit_hits.get_or_create(&self.with("limit", limit)).get()
+    }
+
     /// Returns a function that counts each time a client has to wait for a place.
     pub fn when_full(self: &Arc<Self>) -> impl Fn() + Send + Sync + use<> {
         let counters = self.clone();

@@ -57,8 +57,10 @@ fn needed(config: &Config) -> u64 {
     });
     let tcp = config.forwards.iter().filter(|forward| forward.protocol == Protocol::Tcp);
     let forwarded = tcp.map(|forward| forward.max_connections.into());
-    let proxied =
-        config.proxies.iter().map(|proxy| u64::from(proxy.max_connections) + u64::from(proxy.max_udp_tunnels));
+    let proxied = config.proxies.iter().map(|proxy| {
+        let tunnels = u64::from(proxy.max_connections) + u64::from(proxy.max_udp_tunnels);
+        tunnels + MOST_WAITING as u64
+    });
     // Clients that wait for a place take descriptors too. Those of this host keep their places meanwhile.
     let waiting = |listen: SocketAddr| if listen.ip().to_canonical().is_loopback() { 0 } else { MOST_WAITING as u64 };
     let served = config.serves.iter().map(|serve| u64::from(serve.max_connections) + waiting(serve.listen));
@@ -97,6 +99,9 @@ mod tests {
             needed(&format!("[[serve]]\nlisten = \"{listen}:1\"\nallow_remote = true\nmax_connections = 7\n{relay}\n"))
         };
         assert_eq!((serve("127.0.0.1"), serve("0.0.0.0")), (7, 7 + 1_024));
+        let relay = "relay = \"https://relay.example/{target_host}/{target_port}/\"\ntoken_file = \"/t\"";
+        let proxy = "[[proxy]]\nlisten = \"127.0.0.1:1\"\nmax_connections = 7\nmax_udp_tunnels = 5\n";
+        assert_eq!(needed(&format!("{proxy}{relay}")), 7 + 5 + 1_024);
     }
 
     #[test]

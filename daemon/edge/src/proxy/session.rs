@@ -96,13 +96,21 @@ impl Client {
     }
 }
 
-/// Serves a client until its connection ends.
-pub(super) async fn serve(shared: &Arc<Shared>, stream: TcpStream, from: SocketAddr) {
+/// Serves a client until its connection ends. Calls `stays` with its user, if users are known, once its request is complete.
+pub(super) async fn serve(
+    shared: &Arc<Shared>,
+    stream: TcpStream,
+    from: SocketAddr,
+    stays: impl FnOnce(Option<&Arc<str>>),
+) {
     // Answers are small, and the client waits for them.
     _ = stream.set_nodelay(true);
     let mut client = Client { stream, read: BytesMut::new(), user: None };
     let wish = timeout(HANDSHAKE, listen(shared, &mut client)).await;
     let known = LocalClient { address: from, user: client.user.clone() };
+    if matches!(wish, Ok(Ok(_))) {
+        stays(known.user.as_ref());
+    }
     let denied = match wish {
         Ok(Ok(Wish::Carry { target, told, first, wanted })) => {
             carry(shared, client, &known, &target, told, (first, wanted)).await
@@ -315,7 +323,7 @@ mod tests {
         client.write_all(b"CONNECT a.example:443 HTTP/1.1\r\n\r\n").await.unwrap();
         client.shutdown().await.unwrap();
         let (stream, from) = listener.accept().await.unwrap();
-        serve(&shared, stream, from).await;
+        serve(&shared, stream, from, |user| panic!("it is no known user: {user:?}")).await;
         let mut answer = String::new();
         client.read_to_string(&mut answer).await.unwrap();
         assert!(answer.starts_with("HTTP/1.1 407 "), "{answer}");
@@ -343,7 +351,7 @@ mod tests {
         let stream = stream.into_std().unwrap();
         stream.shutdown(Shutdown::Write).unwrap();
         let (shared, mut recorded) = (Shared::with(access, 1), access_log.listen());
-        serve(&shared, TcpStream::from_std(stream).unwrap(), from).await;
+        serve(&shared, TcpStream::from_std(stream).unwrap(), from, |_| ()).await;
         let What::Tunnel(request, ended) = recorded.try_recv().unwrap().what.clone() else { panic!("it was opened") };
         assert_eq!((request.client, ended.reason), (Some(from), "application"));
         assert!(recorded.try_recv().is_err(), "one request has one record");

@@ -73,8 +73,8 @@ impl UdpPlaces {
         self.now.lock().taken >= self.most
     }
 
-    /// Gives a flow a place, whose client sends to its target `now`. If another flow makes room, it is returned, and the caller has to close
-    /// it. `None` if there are no places at all.
+    /// Gives a flow a place, whose client sends to its target `now`. If another flow makes room, it is returned, and the caller has to
+    /// close it. `None` if there are no places at all.
     pub(super) fn take(
         self: &Arc<Self>,
         seat: &Seat,
