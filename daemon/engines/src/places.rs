@@ -9,7 +9,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc, Weak,
-        atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
     },
     task::{Context, Poll},
 };
@@ -23,7 +23,6 @@ use self::{affinity::Affinity, queue::Queue};
 pub use self::{
     affinity::{CachedBytes, PrefixAffinity, PrefixHashes, Prefixes},
     claim::{Claim, Wish},
-    engine_place::EnginePlace,
     load::EngineStatus,
 };
 use crate::{
@@ -35,9 +34,9 @@ use crate::{
 mod affinity;
 mod choice;
 mod claim;
-mod engine_place;
 mod load;
 mod queue;
+mod recall;
 
 /// The engines that run one model.
 #[derive(Debug)]
@@ -100,6 +99,19 @@ pub enum NoPlace {
     Crowded,
     /// No engine is left: each has failed, now or with this request.
     NoEngine,
+}
+
+/// A place at an engine, given back when dropped.
+#[derive(Debug)]
+pub struct EnginePlace {
+    engines: Arc<Engines>,
+    /// The engine.
+    pub replica: usize,
+    /// Whether it is the engine that the prompt's beginning, or its session, had been sent to.
+    pub affinity: PrefixAffinity,
+    /// Whether it was given back already, and whether it was asked back.
+    is_back: AtomicBool,
+    is_asked_back: AtomicBool,
 }
 
 /// A request that waits for its place. Dropping it ends the wait.
@@ -339,15 +351,36 @@ impl Engines {
         self.give_places(state, now_ns);
     }
 
-    /// Notes an engine's report of all its requests; `in_flight` of them were ours when the report was requested. The excess over our
-    /// requests, then or now, belongs to others.
-    pub fn report(&self, replica: usize, reported: Reported, in_flight: u32) {
+    fn work(&self, replica: usize) -> Option<Arc<EngineWork>> {
+        self.state.lock().replicas.get(replica).map(|replica| replica.work.clone())
+    }
+
+    /// Takes back a place, and gives it to the request whose turn it is.
+    fn give_back(self: &Arc<Self>, replica: usize, was_asked_back: bool) {
         let now_ns = (self.now_ns)();
-        if let Some(replica) = self.state.lock().replicas.get_mut(replica) {
-            let ours = in_flight.max(replica.work.in_flight());
-            let others = reported.running.saturating_add(reported.waiting).saturating_sub(ours);
-            let waiting = reported.waiting.min(others);
-            replica.others = Some((Reported { running: others - waiting, waiting }, now_ns));
+        let work = self.work(replica);
+        if let Some(work) = &work {
+            work.end();
+            if was_asked_back {
+                work.asked_back.fetch_sub(1, Relaxed);
+            }
+        }
+        self.give_places(self.state.lock(), now_ns);
+        let others = work.map(|work| work.others(self)).unwrap_or_default();
+        others.iter().for_each(|other| other.give_places(other.state.lock(), now_ns));
+    }
+}
+
+impl EnginePlace {
+    fn new(engines: &Arc<Engines>, (replica, affinity): (usize, PrefixAffinity)) -> Self {
+        let [is_back, is_asked_back] = [(); 2].map(|()| AtomicBool::new(false));
+        Self { engines: engines.clone(), replica, affinity, is_back, is_asked_back }
+    }
+
+    /// Gives the place back early, because the engine has ended its answer and only the client has to take the rest.
+    pub fn give_back(&self) {
+        if !self.is_back.swap(true, Relaxed) {
+            self.engines.give_back(self.replica, self.is_asked_back.load(Relaxed));
         }
     }
 }
@@ -462,6 +495,12 @@ impl Drop for QueuedRequest {
         if state.queue.get(self.name).is_some_and(|waiting| waiting.told.is_closed()) {
             drop(state.queue.remove(self.name));
         }
+    }
+}
+
+impl Drop for EnginePlace {
+    fn drop(&mut self) {
+        self.give_back();
     }
 }
 

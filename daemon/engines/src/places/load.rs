@@ -23,6 +23,18 @@ pub struct EngineStatus {
 }
 
 impl Engines {
+    /// Notes an engine's report of all its requests; `in_flight` of them were ours when the report was requested. The excess over our
+    /// requests, then or now, belongs to others.
+    pub fn report(&self, replica: usize, reported: Reported, in_flight: u32) {
+        let now_ns = (self.now_ns)();
+        if let Some(replica) = self.state.lock().replicas.get_mut(replica) {
+            let ours = in_flight.max(replica.work.in_flight());
+            let others = reported.running.saturating_add(reported.waiting).saturating_sub(ours);
+            let waiting = reported.waiting.min(others);
+            replica.others = Some((Reported { running: others - waiting, waiting }, now_ns));
+        }
+    }
+
     /// Returns the load of the engines that get requests, waiting requests included, in thousandths of the requests that they work on at
     /// once; [`NO_ENGINE_PERMILLE`] if no engine gets requests. An engine that refuses requests for its load is full.
     #[must_use]

@@ -18,7 +18,7 @@ use openai::{
     OpenAiError, Operation, RenamedBody, TokenUsage,
     sse::{EventStreamParser, MalformedEvent, TokenReport},
 };
-use role::access::served::Served;
+use role::{access::served::Served, holder::Holder};
 use routes::{Lesson, Route};
 use tokio::time::{Instant, timeout_at};
 use upstream::{Dispatch, Silence, Unanswered, engine_head};
@@ -70,6 +70,8 @@ pub(super) struct Pass<'a> {
     /// When the request was complete.
     pub(super) began: Instant,
     pub(super) payer: Payer<'a>,
+    /// What bytes of the answer that its client has not taken count for.
+    pub(super) holder: &'a Holder,
     pub(super) entry: &'a LiveRequest,
     /// The hashes of the prompt's beginning, which an engine may know.
     pub(super) prefix: PrefixHashes,
@@ -123,7 +125,7 @@ impl Pass<'_> {
         let asked = Instant::now();
         let mut by = Answering {
             place,
-            held_up: HeldUp::new(place, self.gateway.settings.stall_timeout),
+            held_up: HeldUp::new(place, self.gateway.settings.stall_timeout, (&self.gateway.bodies, self.holder)),
             lesson: self.gateway.routes.begin(&self.route, place.replica),
             until: asked + self.gateway.settings.answer_timeout,
             first_token: None,
@@ -336,7 +338,7 @@ impl Pass<'_> {
                 None => Ok(answer.next(exchange).await),
             };
             let Ok(next) = next else {
-                release(exchange, &mut held, Bytes::new(), held_up).await?;
+                release(exchange, &mut held, Bytes::new(), (held_up, &mut answer)).await?;
                 continue;
             };
             let bytes = match next? {
@@ -376,7 +378,7 @@ impl Pass<'_> {
             (before..events.with_content()).for_each(|_| lesson.token());
             self.payer.pass(events.with_content() - before);
             self.entry.pass(events.with_content() - before);
-            if !release(exchange, &mut held, whole, held_up).await? {
+            if !release(exchange, &mut held, whole, (held_up, &mut answer)).await? {
                 lesson.held_up();
             }
             // The time of the client is not the engine's.
@@ -404,7 +406,7 @@ impl Pass<'_> {
                 if refusal != ERROR_WITHIN {
                     // The leading line end closes an event that broke off.
                     let event = refusal.event(self.operation, events.next_number());
-                    held_up.send(exchange, [b"\n", &event[..]].concat().into()).await?;
+                    held_up.send(exchange, [b"\n", &event[..]].concat().into(), &mut answer).await?;
                 }
                 Err(Failure::Broken(refusal, Ended::Whole))
             }
@@ -418,7 +420,7 @@ async fn release(
     exchange: &mut Exchange,
     held: &mut Option<HeldEvents>,
     events: Bytes,
-    held_up: &mut HeldUp<'_>,
+    (held_up, answer): (&mut HeldUp<'_>, &mut AnswerBody),
 ) -> Result<bool, Failure> {
     let events = match held.take() {
         None => events,
@@ -427,7 +429,7 @@ async fn release(
             held.followed_by(events)
         }
     };
-    held_up.send(exchange, events).await
+    held_up.send(exchange, events, answer).await
 }
 
 /// Returns the error of a stream whose engine sends no more, for this reason; `None` if it is complete, however its engine ends it.

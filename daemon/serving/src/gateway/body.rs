@@ -84,9 +84,9 @@ impl BodyShare {
         self
     }
 
-    /// Grows to the head and `bytes` of the body. A holder's only body may take all free room. Several bodies of one holder together may take at most as much as
-    /// stays free (dynamic thresholds, Choudhury and Hahne 1998), so half of the bound stays for other holders.
-    fn grow(&mut self, bytes: usize) -> Result<(), OpenAiError> {
+    /// Grows to the head and `bytes` of the body. A holder's only body may take all free room. Several bodies of one holder together may
+    /// take at most as much as stays free (dynamic thresholds, Choudhury and Hahne 1998), so half of the bound stays for other holders.
+    pub(super) fn grow(&mut self, bytes: usize) -> Result<(), OpenAiError> {
         let more = (self.head_bytes + bytes).div_ceil(UNIT_BYTES).saturating_sub(self.units);
         let full = OpenAiError::BodiesFull { bound: self.of.bound };
         let mut shares = self.of.shares.lock();

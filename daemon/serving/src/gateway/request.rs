@@ -136,7 +136,8 @@ impl Gateway {
             return Err(OpenAiError::ContentEncoding.into());
         }
         let tenant = caller.tenant.clone().map(|tenant| self.tenants.begin(tenant, SystemTime::now())).transpose()?;
-        let share = self.bodies.begin(Holder::of(caller.user(), caller.asker.client)).with_head(head);
+        let holder = Holder::of(caller.user(), caller.asker.client);
+        let share = self.bodies.begin(holder.clone()).with_head(head);
         let body = body::read(exchange, self.settings.max_body_bytes as usize, share).await?;
         let fields = RoutingFields::of(operation, &body.bytes)?;
         let terms = caller.terms(Some(&fields));
@@ -207,6 +208,7 @@ impl Gateway {
                 adds_usage: added.is_some(),
                 began,
                 payer,
+                holder: &holder,
                 entry,
                 prefix: wish.prefix,
             };

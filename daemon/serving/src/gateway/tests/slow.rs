@@ -83,3 +83,19 @@ async fn a_client_that_takes_a_whole_answer_slowly_keeps_no_place_at_the_engine_
     timeout(LONG, slow.read_to_end(&mut rest)).await.unwrap().unwrap();
     assert!(rest.ends_with(b"x\"") && rest.len() > length, "{}", rest.len());
 }
+
+#[tokio::test]
+async fn a_stream_is_read_ahead_of_a_slow_client_and_keeps_its_place_no_longer_than_its_engine_needs() {
+    let token = format!("data: {{\"choices\":[{{\"text\":\"{}\"}}]}}\n\n", "x".repeat(50_000));
+    let content = format!("{}data: [DONE]\n\n", token.repeat(40));
+    let gateway = gateway(events(&content), LONG).await;
+    let (mut slow, mut served) = begin(&gateway, r#"{"model":"large","stream":true}"#).await;
+    timeout(LONG, slow.read_exact(&mut [0; 12])).await.unwrap().unwrap();
+    let (mut other, _other_served) = begin(&gateway, r#"{"model":"large","stream":true}"#).await;
+    timeout(LONG / 2, other.read_exact(&mut [0; 12])).await.expect("an answer").unwrap();
+    let mut rest = Vec::new();
+    timeout(LONG, slow.read_to_end(&mut rest)).await.unwrap().unwrap();
+    assert!(rest.ends_with(b"\r\n0\r\n\r\n") && rest.len() > content.len(), "{}", rest.len());
+    let record = served.recv().await.unwrap();
+    assert_eq!((record.reason, record.passed_tokens), ("answered", 40));
+}

@@ -1,0 +1,42 @@
+//! Places that requests ask back, because an engine waits for its client.
+
+use std::{
+    future::pending,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
+
+use super::{EnginePlace, Engines};
+
+impl EnginePlace {
+    /// Completes once a request waits for a place and no other place was asked back for it. The caller then has to drop this place. Of
+    /// several callers, the one that has waited for longest is asked first. Never completes for a place that was given back, or at an
+    /// engine that takes no request now.
+    pub async fn asked_back(&self) {
+        let Some(work) = self.engines.work(self.replica) else { return pending().await };
+        while self.is_back.load(Relaxed) || !self.engines.ask_back(self.replica) {
+            work.wanted.notified().await;
+        }
+        self.is_asked_back.store(true, Relaxed);
+    }
+}
+
+impl Engines {
+    /// Asks a place at an engine back if more requests wait than places were asked back. Gateways that share the engine count together.
+    fn ask_back(self: &Arc<Self>, replica: usize) -> bool {
+        let (now_ns, state) = ((self.now_ns)(), self.state.lock());
+        let Some(of) = state.replicas.get(replica) else { return false };
+        if !of.is_usable(now_ns) || of.is_closed(now_ns) {
+            return false;
+        }
+        let asked_back: u32 = state.replicas.iter().map(|replica| replica.work.asked_back.load(Relaxed)).sum();
+        let (work, ours) = (of.work.clone(), state.queue.len());
+        drop(state);
+        // With those of other gateways, before and after a reload. No two locks are held at once.
+        let waiting = work.others(self).iter().fold(ours, |sum, other| sum + other.state.lock().queue.len());
+        let is_asked = waiting > asked_back as usize;
+        if is_asked {
+            work.asked_back.fetch_add(1, Relaxed);
+        }
+        is_asked
+    }
+}
