@@ -7,7 +7,7 @@
 //! | `census` | the connected clients, by prefix, and which clients may connect |
 //! | [`strangers`] | the place of each connection, and the budget of its client while that is a stranger |
 //! | `user_frames` | the bound on the frames of a user |
-//! | [`stopped`], [`uploads`] | readers that have stopped, here and at the peer: whose streams end before unread bytes use up a connection's credit |
+//! | [`stopped`], [`uploads`] | whose streams end before unread bytes, here or at the peer, use up a connection's credit |
 
 mod census;
 pub mod connection_id;

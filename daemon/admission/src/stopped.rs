@@ -46,8 +46,8 @@ struct ReaderTerms {
     least_bytes_per_sec: u32,
 }
 
-/// All readers of a connection to a relay belong to one user, and many targets of a user may be slow or out of reach for a while. The clients
-/// of an edge are the edge's matter ([`uploads`](crate::uploads)).
+/// All readers of a connection to a relay belong to one user, and many targets of a user may be slow or out of reach for a while. The
+/// clients of an edge are the edge's matter ([`uploads`](crate::uploads)).
 const AT_RELAY: ReaderTerms = ReaderTerms { alone: READER_PATIENCE, shared: READER_PATIENCE, least_bytes_per_sec: 0 };
 
 const AT_EDGE: ReaderTerms =
@@ -73,8 +73,8 @@ impl ReaderTerms {
     }
 }
 
-/// Returns how many streams may hold a whole window and leave room for another stream, if a connection has `stream_windows` of them. Up to a
-/// tenth of the connection's window may be missing: the transport announces credit only once that much has been freed
+/// Returns how many streams may hold a whole window and leave room for another stream, if a connection has `stream_windows` of them. Up to
+/// a tenth of the connection's window may be missing: the transport announces credit only once that much has been freed
 /// (`IncomingConnectionFlowController` of s2n-quic-transport).
 pub(crate) fn room_beside_one(stream_windows: u32) -> usize {
     let announced = u64::from(stream_windows) * 9 / 10;
@@ -130,7 +130,7 @@ impl Ending {
 }
 
 impl StoppedReaders {
-    /// Returns the readers at a relay's end of a connection, whose window has `stream_windows` windows of streams. There are no streams yet.
+    /// Returns the readers at a relay's end of a connection, whose window has `stream_windows` windows of streams; it has no streams yet.
     #[must_use]
     pub fn at_relay(stream_windows: u32) -> Arc<Self> {
         Self::with(AT_RELAY, stream_windows)
