@@ -226,8 +226,8 @@ fn refusal(request: &Request<Incoming>) -> Option<StatusCode> {
     }
 }
 
-/// Makes the answer to a request, with a body that gives up on a client that takes nothing of it. hyper keeps room for this future as long as a connection by HTTP/1.1 or
-/// an answer by HTTP/2 lives, so it has none for `answer`, which is large.
+/// Makes the answer to a request, with a body that gives up on a client that takes nothing of it. hyper keeps room for this future
+/// as long as a connection by HTTP/1.1 or an answer by HTTP/2 lives, so it has none for `answer`, which is large.
 fn offered<B, E>(
     answer: Result<impl Future<Output = Result<Response<B>, E>> + Send, NotAnswered>,
     version: HttpVersion,

@@ -225,8 +225,8 @@ impl Hall {
         connection::serve(stream, terms, answer).await;
     }
 
-    /// Passes a request to the gateway. `open` lives until the connection has taken the gateway's whole answer. The key is looked up at once,
-    /// not when the future is polled, so that a stranger's head takes no memory until then; and the future has no room for the gateway's.
+    /// Passes a request to the gateway. `open` lives until the connection has taken the gateway's whole answer. The key is looked up at
+    /// once, not when the future is polled, so that a stranger's head takes no memory until then.
     fn answer(
         &self,
         request: hyper::Request<Incoming>,
@@ -282,8 +282,8 @@ impl Hall {
     }
 }
 
-/// Returns what the gateway needs of the head of a request without a key that it knows. It answers such a request without its body, but then
-/// reads the body for a while.
+/// Returns what the gateway needs of the head of a request without a key that it knows. It answers such a request without its body, but
+/// then reads the body for a while.
 fn refused_head(head: RequestHead) -> RequestHead {
     // No operation has a longer path, but for the name of a model.
     const PATH_BYTES: usize = 256;

@@ -1,8 +1,8 @@
 //! The lines of clients that want to be newcomers at a listener, one of each address, and which client is sent away if too many wait.
 //!
-//! That is one of the network with the most waiting clients: its newest one of its longest line. Of networks with as many, the newest client
-//! goes, and first one whose network was silent: its last newcomer left, or was evicted, before it had shown what the listener asks for.
-//! So the clients of a flood keep others out only once, however many networks they come from, up to as many as are remembered.
+//! That is one of the network with the most waiting clients: its newest one of its longest line. Of networks with as many, the newest
+//! client goes, and first one whose network was silent: its last newcomer left, or was evicted, before it had shown what the listener
+//! asks for. So the clients of a flood keep others out only once, however many networks they come from, up to as many as are remembered.
 
 use std::{
     collections::{BTreeMap, HashSet, VecDeque},
