@@ -2,6 +2,7 @@
 //! lasts as long as the TCP connection on which the client requested it.
 
 use std::{
+    any::Any,
     collections::HashMap,
     io,
     net::{IpAddr, SocketAddr},
@@ -31,7 +32,7 @@ use super::{
 };
 
 mod carrier;
-pub(super) mod flow;
+mod flow;
 
 /// How many datagrams are read before other tasks get their turn.
 const ROUNDS: usize = 64;
@@ -184,9 +185,10 @@ impl Association {
             counters.limit_hit("max_udp_tunnels");
         }
         let flow = Arc::new(Flow::new(target));
-        let Some((place, evicted)) = places.take(&self.seat, &flow, now) else { return false };
+        let owner: Arc<dyn Any + Send + Sync> = flow.clone();
+        let Some((place, evicted)) = places.take(&self.seat, Arc::downgrade(&owner), now) else { return false };
         flow.inbox().place = Some(place);
-        if let Some(evicted) = evicted.and_then(|evicted| evicted.upgrade()) {
+        if let Some(evicted) = evicted.and_then(|evicted| evicted.upgrade()?.downcast::<Flow>().ok()) {
             counters.sources_evicted.inc();
             evicted.close(EVICTED);
             // Otherwise it is of another association, which forgets it when its task has ended.
@@ -216,10 +218,9 @@ mod tests {
     use tokio::task::{JoinHandle, yield_now};
     use uplink::{Uplink, UplinkResources};
 
-    use super::*;
+    use super::{super::udp_places::TARGETS, *};
     use crate::{
         connect::RelayAccess,
-        proxy::udp_places::TARGETS,
         tests::{access_to, start, unreached},
     };
 

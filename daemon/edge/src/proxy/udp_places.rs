@@ -5,6 +5,7 @@
 //! association's own targets make room. In each case, the target to which the client has sent nothing for longest goes.
 
 use std::{
+    any::Any,
     collections::{BTreeMap, HashMap},
     sync::{Arc, Weak},
 };
@@ -12,8 +13,6 @@ use std::{
 use parking_lot::Mutex;
 use role::holder::Holder;
 use tokio::time::Instant;
-
-use super::association::flow::Flow;
 
 /// How many targets one association may have tunnels to at once.
 pub(super) const TARGETS: usize = 64;
@@ -33,12 +32,15 @@ struct PlacesNow {
     associations: u64,
 }
 
-/// A place that a flow has.
+/// The owner of a tunnel. It is returned when its tunnel has to make room.
+pub(super) type PlaceOwner = Weak<dyn Any + Send + Sync>;
+
+/// A place that is taken.
 struct Taken {
     /// When the client last sent to the target.
     heard: Mutex<Instant>,
-    /// The flow has the place, and gives it back when it is dropped.
-    flow: Weak<Flow>,
+    /// Its owner, which gives the place back when it is dropped.
+    owner: PlaceOwner,
 }
 
 /// An association, as the choice takes it into account.
@@ -73,15 +75,15 @@ impl UdpPlaces {
         self.now.lock().taken >= self.most
     }
 
-    /// Gives a flow a place, whose client sends to its target `now`. If another flow makes room, it is returned, and the caller has to
-    /// close it. `None` if there are no places at all.
+    /// Gives a tunnel a place, whose client sends to its target `now`. If another tunnel makes room, its owner is returned, and the caller
+    /// has to close it. `None` if there are no places at all.
     pub(super) fn take(
         self: &Arc<Self>,
         seat: &Seat,
-        flow: &Arc<Flow>,
+        owner: PlaceOwner,
         now: Instant,
-    ) -> Option<(UdpPlace, Option<Weak<Flow>>)> {
-        let taken = Arc::new(Taken { heard: Mutex::new(now), flow: Arc::downgrade(flow) });
+    ) -> Option<(UdpPlace, Option<PlaceOwner>)> {
+        let taken = Arc::new(Taken { heard: Mutex::new(now), owner });
         let mut now = self.now.lock();
         let leaving = if now.count(seat) >= TARGETS {
             Some(seat.clone())
@@ -140,11 +142,11 @@ impl PlacesNow {
     }
 
     /// Takes the flow that was silent for longest out of an association.
-    fn remove_oldest(&mut self, seat: &Seat) -> Option<Weak<Flow>> {
+    fn remove_oldest(&mut self, seat: &Seat) -> Option<PlaceOwner> {
         let flows = self.of.get(&seat.holder)?.get(&seat.number)?;
         let oldest = flows.iter().min_by_key(|flow| *flow.heard.lock())?.clone();
         self.remove(seat, &oldest);
-        Some(oldest.flow.clone())
+        Some(oldest.owner.clone())
     }
 
     /// Takes a flow out, if it is there.
@@ -180,8 +182,6 @@ impl Drop for UdpPlace {
 mod tests {
     use std::time::Duration;
 
-    use masque::target::Target;
-
     use super::*;
 
     /// Associations whose clients send to one new target a millisecond, in turn.
@@ -189,7 +189,7 @@ mod tests {
         places: Arc<UdpPlaces>,
         start: Instant,
         sent: u32,
-        held: Vec<(usize, Arc<Flow>, UdpPlace)>,
+        held: Vec<(Arc<usize>, UdpPlace)>,
     }
 
     impl Clients {
@@ -204,16 +204,15 @@ mod tests {
         /// Opens a tunnel of an association. Returns the place, in the order of arrivals, of the tunnel that made room.
         fn open(&mut self, seat: &Seat) -> Option<usize> {
             self.sent += 1;
-            let target = Target::from_authority(&format!("192.0.2.1:{}", self.sent)).unwrap();
-            let (flow, now) = (Arc::new(Flow::new(&target)), self.start + Duration::from_millis(self.sent.into()));
-            let (place, evicted) = self.places.take(seat, &flow, now).unwrap();
-            let evicted = evicted.and_then(|evicted| evicted.upgrade()).map(|evicted| {
-                let at = self.held.iter().position(|(_, flow, _)| Arc::ptr_eq(flow, &evicted)).unwrap();
-                // It gives back nothing: its place is the new tunnel's.
-                self.held.remove(at).0
-            });
-            self.held.push((self.sent as usize, flow, place));
-            evicted
+            let now = self.start + Duration::from_millis(self.sent.into());
+            let owner = Arc::new(self.sent as usize);
+            let any: Arc<dyn Any + Send + Sync> = owner.clone();
+            let (place, evicted) = self.places.take(seat, Arc::downgrade(&any), now).unwrap();
+            self.held.push((owner, place));
+            let evicted = evicted?.upgrade().unwrap().downcast::<usize>().unwrap();
+            // It gives back nothing: its place is the new tunnel's.
+            self.held.retain(|(owner, _)| *owner != evicted);
+            Some(*evicted)
         }
 
         fn counts<const N: usize>(&self, seats: [&Seat; N]) -> [usize; N] {
@@ -273,6 +272,6 @@ mod tests {
             assert_eq!(clients.open(&seat), (sent + 1).checked_sub(TARGETS).filter(|oldest| *oldest > 0));
         }
         assert_eq!(clients.places.free(), TARGETS);
-        assert!(UdpPlaces::new(0).take(&seat, &clients.held[0].1, clients.start).is_none());
+        assert!(UdpPlaces::new(0).take(&seat, Weak::<usize>::new(), clients.start).is_none());
     }
 }

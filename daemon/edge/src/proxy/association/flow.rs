@@ -9,7 +9,7 @@ use masque::target::Target;
 use parking_lot::{Mutex, MutexGuard};
 use quic::segments::Segments;
 
-use crate::proxy::udp_places::UdpPlace;
+use super::super::udp_places::UdpPlace;
 
 /// How many bytes may wait for a tunnel, and how many may come out of one in one turn.
 pub(super) const WAITING_BYTES: usize = 64 * 1024;
@@ -18,7 +18,7 @@ pub(super) const WAITING_BYTES: usize = 64 * 1024;
 pub(super) const EVICTED: &str = "evicted";
 
 /// The payloads to and from one target.
-pub(in crate::proxy) struct Flow {
+pub(super) struct Flow {
     pub(super) target: Target,
     inbox: Mutex<Inbox>,
 }
@@ -36,7 +36,7 @@ pub(super) struct Inbox {
 
 impl Flow {
     /// Returns a flow without payloads, and without a place yet.
-    pub(in crate::proxy) fn new(target: &Target) -> Self {
+    pub(super) fn new(target: &Target) -> Self {
         let payloads = Segments::new(WAITING_BYTES);
         let inbox = Inbox { payloads, closed: None, place: None, waker: Waker::noop().clone() };
         Self { target: target.clone(), inbox: Mutex::new(inbox) }
