@@ -268,7 +268,7 @@ fn stream_request(tokens: u64) -> Vec<u8> {
 fn request(content: &str) -> Vec<u8> {
     let length = content.len();
     format!(
-        "POST /v1/chat/completions HTTP/1.1\r\nhost: models.example\r\naccept: application/json\r\nuser-agent: OpenAI/Python 1.99.0\r\n\
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:8100\r\naccept: application/json\r\nuser-agent: OpenAI/Python 1.99.0\r\n\
         authorization: Bearer sk-none\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{content}"
     )
     .into_bytes()

@@ -56,10 +56,10 @@ fn clients_that_ask_for_ever_are_never_short_of_streams() {
         let body = json!({ "model": "large", "prompt": "x", "stream": is_stream, "max_tokens": 1 }).to_string();
         let length = body.len();
         format!(
-            "POST /v1/completions HTTP/1.1\r\nhost: edge\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+            "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
         )
     };
-    for request in ["GET /v1/models HTTP/1.1\r\nhost: edge\r\n\r\n".to_owned(), post(false), post(true)] {
+    for request in ["GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n".to_owned(), post(false), post(true)] {
         std::thread::scope(|scope| {
             let threads: Vec<_> =
                 (0..THREADS).map(|_| scope.spawn(|| ask_again_and_again(&desk.site, &request, TIMES))).collect();

@@ -197,7 +197,7 @@ fn a_client_that_stops_reading_loses_its_answer_and_costs_no_other_client_anythi
     // The answer has some four megabytes. The client takes a few kilobytes, and then its window is closed.
     let body = json!({ "model": "large", "input": vec![""; 60_000] }).to_string();
     let request = format!(
-        "POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        "POST /v1/embeddings HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
     );
     let connect = || {
@@ -227,7 +227,7 @@ fn a_client_that_stops_reading_loses_its_answer_and_costs_no_other_client_anythi
     // A client that reads gets the same answer whole.
     let mut client = desk.site.chain.client.run(connect).unwrap();
     client.set_read_timeout(Some(SOON)).unwrap();
-    client.write_all(request.replace("host: x", "host: x\r\nconnection: close").as_bytes()).unwrap();
+    client.write_all(request.replace("host: localhost", "host: localhost\r\nconnection: close").as_bytes()).unwrap();
     let mut answer = String::new();
     client.read_to_string(&mut answer).unwrap();
     assert_eq!((&answer[..12], answer.matches("\"index\":").count()), ("HTTP/1.1 200", 60_000));
