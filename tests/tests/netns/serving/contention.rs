@@ -16,8 +16,8 @@ fn assumed(discipline: &str) -> Assumed {
     let desk = Desk::with_large(1, 1, "", "decisions_bytes = 1_000_000", &policy);
     let file = desk.site.path("decisions.jsonl");
     let decisions = || std::fs::read_to_string(&file).unwrap_or_default();
-    // Until the gateway knows the engine, it predicts nothing.
-    for model in ["large", "small"] {
+    // Until the gateway knows an engine, it predicts nothing.
+    for model in ["large", "opt-125m"] {
         wait_for("a prediction", SOON, || {
             let (status, head, _) = desk.chat(model, "a", true);
             assert_eq!(status, 200, "{head}");
