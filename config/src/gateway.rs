@@ -77,6 +77,29 @@ pub struct ModelSettings {
     pub quality_percent: u8,
 }
 
+impl ModelSettings {
+    /// Returns the settings of a model with these engines, which know it by the same name, and with the default of every other key.
+    #[must_use]
+    pub fn new(name: impl Into<String>, engines: Vec<EngineUrl>) -> Self {
+        let name = name.into();
+        Self {
+            engine_name: name.clone(),
+            name,
+            engines,
+            gpus: None,
+            key_file: None,
+            ca_file: None,
+            health_path: None,
+            metrics_path: None,
+            max_in_flight: 64,
+            max_waiting: 1_024,
+            affinity: true,
+            ask_usage: false,
+            quality_percent: 100,
+        }
+    }
+}
+
 /// A name that stands for one of several models.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Alias {
@@ -123,6 +146,22 @@ pub struct Key {
     pub monthly_tokens: Option<u64>,
     /// When the key ceases to be accepted.
     pub expires: Option<Moment>,
+}
+
+impl Key {
+    /// Returns the key of a user, without limits.
+    #[must_use]
+    pub fn new(name: impl Into<String>, sha256: [u8; 32]) -> Self {
+        Self {
+            name: name.into(),
+            sha256,
+            weight: 1,
+            max_in_flight: None,
+            tokens_per_minute: None,
+            monthly_tokens: None,
+            expires: None,
+        }
+    }
 }
 
 /// How many models there may be: a decision uses a set of 64 bits.
@@ -243,24 +282,26 @@ pub(crate) fn model(section: &mut Section<'_>, of: Option<&ModelSettings>) -> Op
         EngineUrl::clone,
         "an engine is named twice",
     );
-    let gpus = section.one_or_list("gpus", of.and_then(|of| of.gpus.clone()));
+    let default = ModelSettings::new(String::new(), Vec::new());
+    let of = of.unwrap_or(&default);
+    let gpus = section.one_or_list("gpus", of.gpus.clone());
     if gpus.as_ref().zip(engines.as_ref()).is_some_and(|(gpus, engines)| gpus.len() != engines.len()) {
         let (cause, remedy) = ("there are not as many GPUs as engines", "name one for each engine, in their order");
         section.refuse_by("gpus", Problem::Contradiction { cause, remedy }, section.keys(&["gpus", "engines"]));
     }
-    let key_file = section.optional("key_file", of.and_then(|of| of.key_file.clone()));
-    let ca_file = section.optional("ca_file", of.and_then(|of| of.ca_file.clone()));
+    let key_file = section.optional("key_file", of.key_file.clone());
+    let ca_file = section.optional("ca_file", of.ca_file.clone());
     if ca_file.is_some() && engines.iter().flatten().all(|engine| !engine.is_tls) {
         let (cause, remedy) = ("no engine of the model uses https", "write https:// in engines, or remove ca_file");
         section.refuse_by("ca_file", Problem::Contradiction { cause, remedy }, section.keys(&["engines"]));
     }
-    let health_path = section.optional("health_path", of.and_then(|of| of.health_path.clone()));
-    let metrics_path = section.optional("metrics_path", of.and_then(|of| of.metrics_path.clone()));
-    let max_in_flight = section.number("max_in_flight", 1..=65_536, of.map_or(64, |of| of.max_in_flight));
-    let max_waiting = section.number("max_waiting", 0..=65_536, of.map_or(1_024, |of| of.max_waiting));
-    let affinity = section.value("affinity", of.is_none_or(|of| of.affinity));
-    let ask_usage = section.value("ask_usage", of.is_some_and(|of| of.ask_usage));
-    let quality_percent = section.number("quality_percent", 1..=100, of.map_or(100, |of| of.quality_percent));
+    let health_path = section.optional("health_path", of.health_path.clone());
+    let metrics_path = section.optional("metrics_path", of.metrics_path.clone());
+    let max_in_flight = section.number("max_in_flight", 1..=65_536, of.max_in_flight);
+    let max_waiting = section.number("max_waiting", 0..=65_536, of.max_waiting);
+    let affinity = section.value("affinity", of.affinity);
+    let ask_usage = section.value("ask_usage", of.ask_usage);
+    let quality_percent = section.number("quality_percent", 1..=100, of.quality_percent);
     let (name, engine_name, engines) = (name?, engine_name?, engines?);
     Some(ModelSettings {
         name,
@@ -347,12 +388,12 @@ pub(crate) fn listener(
 pub(crate) fn key(section: &mut Section<'_>, of: Option<&Key>) -> Option<Key> {
     let name = section.require("name", of.map(|of| of.name.clone()));
     let sha256 = section.require("sha256", of.map(|of| of.sha256));
-    let weight = section.number("weight", 1..=1_000, of.map_or(1, |of| of.weight));
-    let max_in_flight = section.optional_number("max_in_flight", 1..=65_536, of.and_then(|of| of.max_in_flight));
-    let tokens = of.and_then(|of| of.tokens_per_minute);
-    let tokens_per_minute = section.optional_number("tokens_per_minute", 1..=1_000_000_000, tokens);
-    let monthly = of.and_then(|of| of.monthly_tokens);
-    let monthly_tokens = section.optional_number("monthly_tokens", 1..=1_000_000_000_000_000, monthly);
-    let expires = section.optional("expires", of.and_then(|of| of.expires));
+    let default = Key::new(String::new(), [0; 32]);
+    let of = of.unwrap_or(&default);
+    let weight = section.number("weight", 1..=1_000, of.weight);
+    let max_in_flight = section.optional_number("max_in_flight", 1..=65_536, of.max_in_flight);
+    let tokens_per_minute = section.optional_number("tokens_per_minute", 1..=1_000_000_000, of.tokens_per_minute);
+    let monthly_tokens = section.optional_number("monthly_tokens", 1..=1_000_000_000_000_000, of.monthly_tokens);
+    let expires = section.optional("expires", of.expires);
     Some(Key { name: name?, sha256: sha256?, weight, max_in_flight, tokens_per_minute, monthly_tokens, expires })
 }

@@ -37,21 +37,9 @@ fn pass(ms: u64) {
 
 /// A model with one engine.
 fn model(name: &str, quality_percent: u8, gpu: Option<&str>) -> ModelSettings {
-    ModelSettings {
-        name: name.into(),
-        engine_name: name.into(),
-        engines: vec![format!("http://{name}.example").parse().unwrap()],
-        gpus: gpu.map(|gpu| vec![gpu.to_owned()]),
-        key_file: None,
-        ca_file: None,
-        health_path: None,
-        metrics_path: None,
-        max_in_flight: 1,
-        max_waiting: 1,
-        affinity: true,
-        ask_usage: false,
-        quality_percent,
-    }
+    let (engines, gpus) =
+        (vec![format!("http://{name}.example").parse().unwrap()], gpu.map(|gpu| vec![gpu.to_owned()]));
+    ModelSettings { gpus, max_in_flight: 1, max_waiting: 1, quality_percent, ..ModelSettings::new(name, engines) }
 }
 
 /// A large and a small model with one engine each, and an alias for both.

@@ -272,15 +272,7 @@ mod tests {
 
     /// The key "sk-1", without limits.
     fn key() -> Key {
-        Key {
-            name: "ann".into(),
-            sha256: Sha256::digest("sk-1").into(),
-            weight: 1,
-            max_in_flight: None,
-            tokens_per_minute: None,
-            monthly_tokens: None,
-            expires: None,
-        }
+        Key::new("ann", Sha256::digest("sk-1").into())
     }
 
     fn tenants(max_in_flight: Option<u32>, tokens_per_minute: Option<u32>) -> Tenants {

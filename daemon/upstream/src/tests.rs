@@ -61,21 +61,8 @@ async fn engine(name: &str, alpn: &[&str]) -> (SocketAddr, PathBuf) {
 }
 
 fn model(url: &str, ca_file: Option<PathBuf>) -> ModelSettings {
-    ModelSettings {
-        name: "large".into(),
-        engine_name: "large".into(),
-        engines: vec![url.parse().unwrap()],
-        gpus: None,
-        key_file: None,
-        ca_file,
-        health_path: None,
-        metrics_path: None,
-        max_in_flight: 4,
-        max_waiting: 0,
-        affinity: false,
-        ask_usage: false,
-        quality_percent: 100,
-    }
+    let model = ModelSettings::new("large", vec![url.parse().unwrap()]);
+    ModelSettings { ca_file, max_in_flight: 4, max_waiting: 0, affinity: false, ..model }
 }
 
 async fn ask(upstream: &Upstream, url: &str) -> Result<String, Unanswered> {
