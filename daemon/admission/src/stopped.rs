@@ -201,7 +201,7 @@ pub struct OpenReader {
     owner: ReaderOwner,
     /// `None` while nothing has to wait for it.
     wait: Option<Wait>,
-    /// Its place among those that have stopped.
+    /// Its place in the list of stopped readers; `None` while it reads.
     place: Option<(u64, Arc<Ending>)>,
 }
 
@@ -291,7 +291,7 @@ impl OpenReader {
         self.place.as_ref().map_or(Poll::Pending, |(_, ending)| ending.poll(cx))
     }
 
-    /// Leaves those that have stopped, unless its stream has to end.
+    /// Leaves the list of stopped readers, unless its stream has to end.
     fn leave(&mut self) {
         if let Some((id, _)) = &self.place
             && self.of.now.lock().stopped.remove(id).is_some()

@@ -78,8 +78,8 @@ impl Uploads {
         OpenUpload { of: self.clone(), id, ending }
     }
 
-    /// Ends uploads if the connection's `credit` has been used up for a while. They belong to the owner whose uploads hold the most, if it
-    /// has several; those that hold the most are the first. Call it regularly while streams of the connection have several owners.
+    /// Ends uploads if the connection's `credit` has been used up for a while: of the owner whose uploads hold the most bytes, if it has
+    /// several, the largest ones first. Call it regularly while streams of the connection have several owners.
     pub fn look(&self, credit: Credit, now: Instant) {
         let mut uploads = self.now.lock();
         let is_used_up = credit.left_bytes < LITTLE_BYTES;
@@ -104,7 +104,7 @@ impl Uploads {
             }
             let all = by_owner.values().map(|(_, count, _)| count).sum::<usize>();
             let most = by_owner.into_values().max().filter(|(_, count, _)| *count > 1);
-            // Those that stay would use up what becomes free.
+            // If only one ended, the owner's other uploads would use up the credit that becomes free.
             let most = most.filter(|_| ended_bytes < ENOUGH_BYTES || all > self.room);
             let Some((_, _, (bytes, id))) = most else { return };
             if let Some(upload) = uploads.open.remove(&id) {

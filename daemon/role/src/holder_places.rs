@@ -1,8 +1,9 @@
-//! Places that holders share, such as those for the requests of a listener. Who finds none waits in the line of its holder.
+//! Places that holders share, such as the places for requests of a listener. Without a free place, a request waits in the line of its
+//! holder.
 //!
-//! A holder gets no more places than stay free (dynamic thresholds, Choudhury and Hahne 1998), so that places that it keeps for long keep
-//! no other out: a single holder gets half of them. A place that is given back goes to the holder with the fewest places among those that
-//! wait, and of several such holders to the one whose first has waited for longest. So a long line holds up no other.
+//! A holder gets no more places than stay free (dynamic thresholds, Choudhury and Hahne 1998): a single holder gets half of them, and slow
+//! requests of one holder keep no other holder out. A place that is given back goes to the waiting holder with the fewest places. Among
+//! equals, the holder whose first request has waited for longest gets it. A long line therefore delays its own holder only.
 
 use std::{
     collections::{BTreeMap, HashMap},

@@ -93,7 +93,7 @@ impl NewcomersNow {
     /// Lets clients in that wait, as far as there is room or newcomers may be evicted.
     fn settle(&mut self) {
         let Self { inside, lines, .. } = self;
-        // Whether there is no room for clients that have not kept their places, and for those that have.
+        // `is_full` has an entry for each result of `keep_places`: whether there is no room for clients of such lines.
         let (mut is_tried, mut is_full): (Vec<IpAddr>, _) = (Vec::new(), [false; 2]);
         loop {
             let is_full_for = |line: &VecDeque<Waiting>| is_full.get(usize::from(keep_places(line))) == Some(&true);

@@ -192,7 +192,7 @@ impl ScheduledSendStream {
                     return Poll::Ready(());
                 }
                 ready!(timer.as_mut().poll(cx));
-                // The peer cannot acknowledge bytes that a rate holds back, nor at once those that it has just let go.
+                // The peer cannot acknowledge bytes that a rate holds back, and bytes that have just left need a round trip.
                 if !leaving.stream.was_delayed() {
                     return Poll::Ready(());
                 }

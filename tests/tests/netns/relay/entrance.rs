@@ -17,6 +17,9 @@ use serde_json::Value;
 /// The address of the edge's metrics, inside the client's namespace.
 const METRICS: &str = "127.0.0.1:9434";
 
+/// A local address whose TCP connections go to port 80 of the target.
+const TCP: &str = "[[forward]]\nlisten = \"127.0.0.1:5001\"\nprotocol = \"tcp\"\ntarget = \"10.0.2.2:80\"\n$RELAY\n";
+
 /// A daemon in the edge role, at the client.
 pub struct Edge<'a> {
     pub site: &'a Site,
@@ -123,10 +126,7 @@ fn connections_to_a_local_address_reach_the_target_and_each_way_ends_by_itself()
     lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let server = target(&site, 80, 3);
-    let edge = Edge::start(
-        &site,
-        "[[forward]]\nlisten = \"127.0.0.1:5001\"\nprotocol = \"tcp\"\ntarget = \"10.0.2.2:80\"\n$RELAY\n",
-    );
+    let edge = Edge::start(&site, TCP);
     for words in ["one", "two", "three"] {
         assert_eq!(says(&mut edge.connect("127.0.0.1:5001"), words), format!("{words} heard"));
     }
@@ -143,10 +143,7 @@ fn connections_to_a_local_address_reach_the_target_and_each_way_ends_by_itself()
 fn a_connection_that_the_relay_refuses_is_reset_and_the_reason_is_logged_and_counted() {
     lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
-    let edge = Edge::start(
-        &site,
-        "[[forward]]\nlisten = \"127.0.0.1:5001\"\nprotocol = \"tcp\"\ntarget = \"10.0.2.2:80\"\n$RELAY\n",
-    );
+    let edge = Edge::start(&site, TCP);
     for _ in 0..2 {
         let error = edge.connect("127.0.0.1:5001").read(&mut [0]).unwrap_err();
         assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
@@ -165,10 +162,7 @@ fn an_address_without_descriptors_serves_again_when_there_are_some() {
     lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let server = target(&site, 80, 2);
-    let edge = Edge::start(
-        &site,
-        "[[forward]]\nlisten = \"127.0.0.1:5001\"\nprotocol = \"tcp\"\ntarget = \"10.0.2.2:80\"\n$RELAY\n",
-    );
+    let edge = Edge::start(&site, TCP);
     assert_eq!(says(&mut edge.connect("127.0.0.1:5001"), "first"), "first heard");
     let few = limit_descriptors(edge.process.id(), 3).unwrap();
     let mut stream = edge.connect("127.0.0.1:5001");
@@ -183,10 +177,7 @@ fn clients_of_an_address_leave_some_descriptors_free_and_wait_for_others() {
     lab::ring!(Netns);
     let site = Site::new(Terms::default()).unwrap();
     let server = target(&site, 80, 3);
-    let edge = Edge::start(
-        &site,
-        "[[forward]]\nlisten = \"127.0.0.1:5001\"\nprotocol = \"tcp\"\ntarget = \"10.0.2.2:80\"\n$RELAY\n",
-    );
+    let edge = Edge::start(&site, TCP);
     assert_eq!(says(&mut edge.connect("127.0.0.1:5001"), "first"), "first heard");
     let open = std::fs::read_dir(format!("/proc/{}/fd", edge.process.id())).unwrap().count();
     // A quarter of them is not for clients.
