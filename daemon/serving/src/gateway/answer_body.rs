@@ -54,19 +54,18 @@ impl AnswerBody {
         Ok(exchange.unless_gone(next).await?)
     }
 
-    /// Reads on while the client takes nothing. Completes once all of the answer was read. `has_room` says whether so many bytes may be
-    /// read ahead.
-    pub(super) async fn read_ahead(&mut self, mut has_room: impl FnMut(usize) -> bool) {
+    /// Reads on while the client takes nothing. `has_room` says whether so many bytes may be read ahead. Returns whether all of the answer
+    /// was read; if not, there is no more room, and the engine has to wait for the client.
+    pub(super) async fn read_ahead(&mut self, mut has_room: impl FnMut(usize) -> bool) -> bool {
         poll_fn(|cx| {
             while has_room(self.ahead_bytes) {
-                let Ok(Some(piece)) = ready!(self.poll_piece(cx)) else { return Poll::Ready(()) };
+                let Ok(Some(piece)) = ready!(self.poll_piece(cx)) else { return Poll::Ready(true) };
                 self.ahead_bytes += piece.len() + PIECE_BYTES;
                 self.ahead.push_back(piece);
             }
-            // The client has to take some.
-            Poll::Pending
+            Poll::Ready(false)
         })
-        .await;
+        .await
     }
 
     /// Returns the next piece of the engine. Once the answer has ended, returns its end as often as it is polled.

@@ -1,6 +1,6 @@
 //! How long a client holds up an engine's answer, which keeps its place at the engine meanwhile.
 
-use std::{future::pending, sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use engines::places::EnginePlace;
@@ -38,9 +38,9 @@ impl<'a> HeldUp<'a> {
     }
 
     /// Sends content of an `answer` to the client. Returns whether there was room at once. Until there is, reads more of the answer, as far
-    /// as memory allows; if that is all of it, gives the place back. Fails if the client takes no content for too long. Fails as
-    /// well, in favour of a request that waits for the place, once the client has held the answer up for too long in total, and for more
-    /// than half of the time that the answer has had the place: a client that takes a long answer as its engine makes it keeps it, even if
+    /// as memory allows; if that is all of it, gives the place back. Beyond that memory, the client holds the engine up. Fails if the client
+    /// takes no content for too long. Fails as well, in favour of a request that waits for the place, once the client has held the engine up
+    /// for too long in total, and for more than half of the time that the answer has had the place: a client that takes a long answer as its engine makes it keeps it, even if
     /// its network is down at times.
     pub(super) async fn send(
         &mut self,
@@ -48,35 +48,35 @@ impl<'a> HeldUp<'a> {
         content: Bytes,
         answer: &mut AnswerBody,
     ) -> Result<bool, Failure> {
-        let began = Instant::now();
-        let half = began.saturating_duration_since(self.since).saturating_sub(2 * self.total);
-        let left = self.patience.saturating_sub(self.total).max(half);
-        let Self { place, bodies: (bodies, holder), share, patience, total, .. } = self;
+        let Self { place, bodies: (bodies, holder), share, .. } = self;
         let has_room = |bytes: usize| {
             let share = share.get_or_insert_with(|| bodies.begin((*holder).clone()));
             bytes < AHEAD_BYTES && share.grow(bytes).is_ok()
         };
-        let making_room = async {
-            tokio::select! {
-                () = answer.read_ahead(has_room) => {
-                    place.give_back();
-                    pending().await
-                }
-                () = async {
-                    sleep(left).await;
-                    place.asked_back().await;
-                } => {}
-            }
+        let mut sent = pin!(exchange.send(content, self.patience));
+        let is_all = tokio::select! {
+            biased;
+            sent = &mut sent => return sent,
+            is_all = answer.read_ahead(has_room) => is_all,
+        };
+        if is_all {
+            place.give_back();
+            return sent.await;
+        }
+        let now = Instant::now();
+        let half = now.saturating_duration_since(self.since).saturating_sub(2 * self.total);
+        let left = self.patience.saturating_sub(self.total).max(half);
+        let asked_back = async {
+            sleep(left).await;
+            place.asked_back().await;
         };
         tokio::select! {
             biased;
-            sent = exchange.send(content, *patience) => {
-                if let Ok(false) = sent {
-                    *total += began.elapsed();
-                }
+            sent = sent => {
+                self.total += now.elapsed();
                 sent
             }
-            () = making_room => Err(Failure::Untaken),
+            () = asked_back => Err(Failure::Untaken),
         }
     }
 }

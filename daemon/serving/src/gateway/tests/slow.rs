@@ -34,11 +34,23 @@ async fn begin(gateway: &Arc<Gateway>, content: &str) -> (DuplexStream, mpsc::Un
 
 /// A gateway with one engine, which works on one request at once and sends this answer.
 async fn gateway(answer: String, stall_timeout: Duration) -> Arc<Gateway> {
-    let mut settings = settings(&[&engine(answer).await]);
+    gateway_of(&engine(answer).await, stall_timeout)
+}
+
+/// The same with the engine at this address.
+fn gateway_of(engine: &str, stall_timeout: Duration) -> Arc<Gateway> {
+    let mut settings = settings(&[engine]);
     settings.models[0].max_in_flight = 1;
     settings.stall_timeout = stall_timeout;
     let (shared, spending) = (Default::default(), Arc::default());
     Gateway::new(&settings, &classes(), (shared, &spending), (&Learned::default(), None)).unwrap()
+}
+
+/// Waits until the engine has a request.
+async fn at_work(gateway: &Gateway) {
+    while gateway.models[0].engines.status()[0].in_flight == 0 {
+        sleep(Duration::from_millis(1)).await;
+    }
 }
 
 /// Takes 40 KiB of an answer in each `pause`. Returns the answer's record.
@@ -58,16 +70,38 @@ async fn a_client_that_takes_a_stream_slowly_loses_it_to_a_request_that_waits_fo
     let gateway = gateway(events(&token.repeat(400)), patience).await;
     let (slow, slow_served) = begin(&gateway, r#"{"model":"large","stream":true}"#).await;
     let slow = tokio::spawn(take_slowly(slow, slow_served, pause));
-    let at_work = async {
-        while gateway.models[0].engines.status()[0].in_flight == 0 {
-            sleep(Duration::from_millis(1)).await;
-        }
-    };
-    timeout(LONG, at_work).await.unwrap();
+    timeout(LONG, at_work(&gateway)).await.unwrap();
     let (mut other, _served) = begin(&gateway, r#"{"model":"large","stream":true}"#).await;
     timeout(LONG, other.read_exact(&mut [0; 12])).await.expect("an answer").unwrap();
     let record = timeout(LONG, slow).await.unwrap().unwrap();
     assert_eq!(record.reason, "untaken");
+}
+
+#[tokio::test]
+async fn a_slow_client_that_does_not_hold_its_engine_up_keeps_its_answer_though_another_request_waits() {
+    let token = format!("data: {{\"choices\":[{{\"text\":\"{}\"}}]}}\n\n", "x".repeat(50_000));
+    let (patience, pause) = (Duration::from_millis(500), Duration::from_millis(100));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("http://{}/v1", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut request = BytesMut::new();
+        while !request.ends_with(b"}") && stream.read_buf(&mut request).await.unwrap() > 0 {}
+        // The engine goes on for longer than its client's patience, while the client still takes what came first.
+        stream.write_all(events(&token.repeat(20)).as_bytes()).await.unwrap();
+        for _ in 0..20 {
+            sleep(pause).await;
+            stream.write_all(format!("{:x}\r\n{TOKEN}\r\n", TOKEN.len()).as_bytes()).await.unwrap();
+        }
+        stream.write_all(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n").await.unwrap();
+    });
+    let gateway = gateway_of(&address, patience);
+    let (slow, slow_served) = begin(&gateway, r#"{"model":"large","stream":true}"#).await;
+    let slow = tokio::spawn(take_slowly(slow, slow_served, pause));
+    timeout(LONG, at_work(&gateway)).await.unwrap();
+    let (_other, _served) = begin(&gateway, r#"{"model":"large","stream":true}"#).await;
+    let record = timeout(LONG, slow).await.unwrap().unwrap();
+    assert_eq!((record.reason, record.passed_tokens), ("answered", 40));
 }
 
 #[tokio::test]
