@@ -2,7 +2,6 @@
 //! lasts as long as the TCP connection on which the client requested it.
 
 use std::{
-    any::Any,
     collections::HashMap,
     io,
     net::{IpAddr, SocketAddr},
@@ -20,15 +19,12 @@ use tokio::{
 };
 use tracing::debug;
 
-use self::{
-    carrier::Carrier,
-    flow::{EVICTED, Flow},
-};
+use self::{carrier::Carrier, flow::Flow};
 use super::{
     super::roster::LocalClient,
     Shared,
     socks::{self, IgnoredDatagram, Reply},
-    udp_places::Seat,
+    udp_places::{MakesRoom, Seat},
 };
 
 mod carrier;
@@ -107,11 +103,7 @@ impl Association {
     fn forget(&mut self, ended: Result<Arc<Flow>, JoinError>) {
         let Ok(flow) = ended else { return };
         // Another flow may have replaced it.
-        self.remove(&flow);
-    }
-
-    fn remove(&mut self, flow: &Arc<Flow>) {
-        if self.flows.get(&flow.target).is_some_and(|other| Arc::ptr_eq(other, flow)) {
+        if self.flows.get(&flow.target).is_some_and(|other| Arc::ptr_eq(other, &flow)) {
             self.flows.remove(&flow.target);
         }
     }
@@ -185,14 +177,12 @@ impl Association {
             counters.limit_hit("max_udp_tunnels");
         }
         let flow = Arc::new(Flow::new(target));
-        let owner: Arc<dyn Any + Send + Sync> = flow.clone();
+        let owner: Arc<dyn MakesRoom> = flow.clone();
         let Some((place, evicted)) = places.take(&self.seat, Arc::downgrade(&owner), now) else { return false };
         flow.inbox().place = Some(place);
-        if let Some(evicted) = evicted.and_then(|evicted| evicted.upgrade()?.downcast::<Flow>().ok()) {
+        if let Some(evicted) = evicted.and_then(|evicted| evicted.upgrade()) {
             counters.sources_evicted.inc();
-            evicted.close(EVICTED);
-            // Otherwise it is of another association, which forgets it when its task has ended.
-            self.remove(&evicted);
+            evicted.make_room();
         }
         let carrier = Carrier {
             shared: self.shared.clone(),
@@ -218,7 +208,7 @@ mod tests {
     use tokio::task::{JoinHandle, yield_now};
     use uplink::{Uplink, UplinkResources};
 
-    use super::{super::udp_places::TARGETS, *};
+    use super::{super::udp_places::TARGETS, flow::EVICTED, *};
     use crate::{
         connect::RelayAccess,
         tests::{access_to, start, unreached},
@@ -254,7 +244,8 @@ mod tests {
             take(&mut association, &target, from);
             yield_now().await;
         }
-        assert_eq!((association.flows.len(), association.tasks.len()), (TARGETS, TARGETS + 1));
+        let open = association.flows.values().filter(|flow| flow.inbox().closed.is_none()).count();
+        assert_eq!((open, association.flows.len(), association.tasks.len()), (TARGETS, TARGETS + 1, TARGETS + 1));
         assert_eq!(shared.access.counters.sources_evicted.get(), 1_000 - TARGETS as u64);
         assert_eq!(shared.tunnels.free(), TARGETS);
         // Each of them had one payload, which waited for its tunnel.

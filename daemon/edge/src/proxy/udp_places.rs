@@ -5,9 +5,11 @@
 //! association's own targets make room. In each case, the target to which the client has sent nothing for longest goes.
 
 use std::{
-    any::Any,
     collections::{BTreeMap, HashMap},
-    sync::{Arc, Weak},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
 };
 
 use parking_lot::Mutex;
@@ -18,9 +20,9 @@ use tokio::time::Instant;
 pub(super) const TARGETS: usize = 64;
 
 /// The places of one proxy.
-#[derive(Default)]
 pub(super) struct UdpPlaces {
     most: usize,
+    start: Instant,
     now: Mutex<PlacesNow>,
 }
 
@@ -32,15 +34,18 @@ struct PlacesNow {
     associations: u64,
 }
 
-/// The owner of a tunnel. It is returned when its tunnel has to make room.
-pub(super) type PlaceOwner = Weak<dyn Any + Send + Sync>;
+/// The owner of a tunnel.
+pub(super) trait MakesRoom: Send + Sync {
+    /// Ends the tunnel, because another one gets its place.
+    fn make_room(&self);
+}
 
 /// A place that is taken.
 struct Taken {
-    /// When the client last sent to the target.
-    heard: Mutex<Instant>,
-    /// Its owner, which gives the place back when it is dropped.
-    owner: PlaceOwner,
+    /// When the client last sent to the target, in microseconds since the start of [`UdpPlaces`].
+    heard_us: AtomicU64,
+    /// The owner of the tunnel. It holds the [`UdpPlace`], whose drop gives the place back.
+    owner: Weak<dyn MakesRoom>,
 }
 
 /// An association, as the choice takes it into account.
@@ -50,7 +55,7 @@ pub(super) struct Seat {
     number: u64,
 }
 
-/// A place, until dropped. It may have been given to another flow before.
+/// A place, until dropped. Another flow may have taken it over meanwhile.
 pub(super) struct UdpPlace {
     of: Arc<UdpPlaces>,
     seat: Seat,
@@ -60,7 +65,7 @@ pub(super) struct UdpPlace {
 impl UdpPlaces {
     /// Returns so many free places.
     pub(super) fn new(most: usize) -> Arc<Self> {
-        Arc::new(Self { most, now: Mutex::default() })
+        Arc::new(Self { most, start: Instant::now(), now: Mutex::default() })
     }
 
     /// Returns a seat for a new association of a holder.
@@ -75,15 +80,20 @@ impl UdpPlaces {
         self.now.lock().taken >= self.most
     }
 
-    /// Gives a tunnel a place, whose client sends to its target `now`. If another tunnel makes room, its owner is returned, and the caller
-    /// has to close it. `None` if there are no places at all.
+    /// Returns the time at `now`, in microseconds since the start.
+    fn us(&self, now: Instant) -> u64 {
+        now.saturating_duration_since(self.start).as_micros() as u64
+    }
+
+    /// Gives a tunnel a place, whose client sends to its target `now`. If another tunnel has to make room, its owner is returned for the
+    /// caller to tell. `None` if there are no places at all.
     pub(super) fn take(
         self: &Arc<Self>,
         seat: &Seat,
-        owner: PlaceOwner,
+        owner: Weak<dyn MakesRoom>,
         now: Instant,
-    ) -> Option<(UdpPlace, Option<PlaceOwner>)> {
-        let taken = Arc::new(Taken { heard: Mutex::new(now), owner });
+    ) -> Option<(UdpPlace, Option<Weak<dyn MakesRoom>>)> {
+        let taken = Arc::new(Taken { heard_us: AtomicU64::new(self.us(now)), owner });
         let mut now = self.now.lock();
         let leaving = if now.count(seat) >= TARGETS {
             Some(seat.clone())
@@ -137,14 +147,14 @@ impl PlacesNow {
         let largest = seats.iter().map(|(.., flows)| flows.len()).max()?;
         let of_largest = seats.into_iter().filter(|(.., flows)| flows.len() == largest);
         let (holder, number, _) =
-            of_largest.min_by_key(|(.., flows)| flows.iter().map(|flow| *flow.heard.lock()).min())?;
+            of_largest.min_by_key(|(.., flows)| flows.iter().map(|flow| flow.heard_us.load(Relaxed)).min())?;
         Some(Seat { holder: holder.clone(), number: *number })
     }
 
     /// Takes the flow that was silent for longest out of an association.
-    fn remove_oldest(&mut self, seat: &Seat) -> Option<PlaceOwner> {
+    fn remove_oldest(&mut self, seat: &Seat) -> Option<Weak<dyn MakesRoom>> {
         let flows = self.of.get(&seat.holder)?.get(&seat.number)?;
-        let oldest = flows.iter().min_by_key(|flow| *flow.heard.lock())?.clone();
+        let oldest = flows.iter().min_by_key(|flow| flow.heard_us.load(Relaxed))?.clone();
         self.remove(seat, &oldest);
         Some(oldest.owner.clone())
     }
@@ -168,7 +178,7 @@ impl PlacesNow {
 impl UdpPlace {
     /// Notes that the client sends to the target now.
     pub(super) fn hears(&self, now: Instant) {
-        *self.taken.heard.lock() = now;
+        self.taken.heard_us.store(self.of.us(now), Relaxed);
     }
 }
 
@@ -184,17 +194,28 @@ mod tests {
 
     use super::*;
 
+    /// The number of a tunnel, and where it notes that it makes room.
+    struct Tunnel(usize, Arc<Mutex<Option<usize>>>);
+
+    impl MakesRoom for Tunnel {
+        fn make_room(&self) {
+            *self.1.lock() = Some(self.0);
+        }
+    }
+
     /// Associations whose clients send to one new target a millisecond, in turn.
     struct Clients {
         places: Arc<UdpPlaces>,
         start: Instant,
         sent: u32,
-        held: Vec<(Arc<usize>, UdpPlace)>,
+        held: Vec<(Arc<Tunnel>, UdpPlace)>,
+        evicted: Arc<Mutex<Option<usize>>>,
     }
 
     impl Clients {
         fn of(most: usize) -> Self {
-            Self { places: UdpPlaces::new(most), start: Instant::now(), sent: 0, held: Vec::new() }
+            let (places, evicted) = (UdpPlaces::new(most), Arc::default());
+            Self { places, start: Instant::now(), sent: 0, held: Vec::new(), evicted }
         }
 
         fn seat(&self, user: &str) -> Seat {
@@ -205,14 +226,15 @@ mod tests {
         fn open(&mut self, seat: &Seat) -> Option<usize> {
             self.sent += 1;
             let now = self.start + Duration::from_millis(self.sent.into());
-            let owner = Arc::new(self.sent as usize);
-            let any: Arc<dyn Any + Send + Sync> = owner.clone();
-            let (place, evicted) = self.places.take(seat, Arc::downgrade(&any), now).unwrap();
-            self.held.push((owner, place));
-            let evicted = evicted?.upgrade().unwrap().downcast::<usize>().unwrap();
+            let tunnel = Arc::new(Tunnel(self.sent as usize, self.evicted.clone()));
+            let owner: Arc<dyn MakesRoom> = tunnel.clone();
+            let (place, evicted) = self.places.take(seat, Arc::downgrade(&owner), now).unwrap();
+            self.held.push((tunnel, place));
+            evicted?.upgrade().unwrap().make_room();
+            let evicted = self.evicted.lock().take();
             // It gives back nothing: its place is the new tunnel's.
-            self.held.retain(|(owner, _)| *owner != evicted);
-            Some(*evicted)
+            self.held.retain(|(tunnel, _)| Some(tunnel.0) != evicted);
+            evicted
         }
 
         fn counts<const N: usize>(&self, seats: [&Seat; N]) -> [usize; N] {
@@ -272,6 +294,6 @@ mod tests {
             assert_eq!(clients.open(&seat), (sent + 1).checked_sub(TARGETS).filter(|oldest| *oldest > 0));
         }
         assert_eq!(clients.places.free(), TARGETS);
-        assert!(UdpPlaces::new(0).take(&seat, Weak::<usize>::new(), clients.start).is_none());
+        assert!(UdpPlaces::new(0).take(&seat, Weak::<Tunnel>::new(), clients.start).is_none());
     }
 }

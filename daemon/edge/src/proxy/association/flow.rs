@@ -9,7 +9,7 @@ use masque::target::Target;
 use parking_lot::{Mutex, MutexGuard};
 use quic::segments::Segments;
 
-use super::super::udp_places::UdpPlace;
+use super::super::udp_places::{MakesRoom, UdpPlace};
 
 /// How many bytes may wait for a tunnel, and how many may come out of one in one turn.
 pub(super) const WAITING_BYTES: usize = 64 * 1024;
@@ -62,5 +62,11 @@ impl Flow {
             if inbox.closed.is_some() { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
+    }
+}
+
+impl MakesRoom for Flow {
+    fn make_room(&self) {
+        self.close(EVICTED);
     }
 }
