@@ -68,8 +68,8 @@ pub fn route_request(to: IpAddr, from: Option<IpAddr>) -> RouteMessage {
     message
 }
 
-/// Whether a queueing discipline with this `parent` serves one hardware queue of a device; the device's root has this kind and handle. The
-/// root has to be `mq` or `mqprio`: these have a child for each queue, and packets leave only through children.
+/// Whether a queueing discipline with this `parent` serves one hardware queue of a device whose root has this kind and handle. The root has
+/// to be `mq` or `mqprio`: these have a child for each queue, and packets leave only through children.
 #[must_use]
 pub fn serves_queue(parent: TcHandle, (root_kind, root): (&str, TcHandle)) -> bool {
     ["mq", "mqprio"].contains(&root_kind) && parent.major == root.major && parent.minor != 0

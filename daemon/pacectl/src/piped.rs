@@ -38,8 +38,8 @@ pub(crate) async fn read<T>(given: &Path, read: fn(&Path) -> Result<T>) -> Resul
     if file == given { read(&file) } else { read(&file).with_context(|| format!("the pipe {}", given.display())) }
 }
 
-/// Returns a file as [`file_of`] does, for a reader that does not know of the pipe: so `read` tries what was written to a pipe, while its
-/// name is known.
+/// Returns a file as [`file_of`] does. Its reader does not know of the pipe, so `read` first tries what was written to it, and errors name
+/// the pipe.
 ///
 /// # Errors
 /// As [`read`], but a file that is no pipe is not read.
