@@ -13,7 +13,7 @@ use enforcement::{
     Enforcement,
     confinement::{self, Process},
 };
-use role::descriptors;
+use role::{descriptors, freed_memory};
 use sd_notify::NotifyState;
 use state::StateFolder;
 use systemd::activation::Activation;
@@ -119,6 +119,7 @@ fn start(config: Config, file: Option<&Path>) -> Result<()> {
     let access = parts.access.clone();
     access.set(&config.log);
     control.spawn(access.clone().keep_summarising());
+    control.spawn(freed_memory::keep_returning());
     let (file, runtime) = (file.map(Path::to_owned), control.handle().clone());
     let outcome =
         data.block_on(serve(Launch { config, file, folder: folder.clone(), log, parts, places, door, runtime }));

@@ -9,6 +9,7 @@ pub mod classes;
 pub mod descriptors;
 pub mod door;
 pub mod expiry;
+pub mod freed_memory;
 pub mod gate;
 pub mod holder;
 pub mod holder_places;

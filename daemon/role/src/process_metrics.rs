@@ -42,7 +42,7 @@ fn cpu_seconds(stat: &str) -> Option<f64> {
 }
 
 /// Returns the number after a name at the beginning of a line, as in `/proc/PID/status` and `/proc/PID/limits`.
-fn number(text: &str, name: &str) -> Option<f64> {
+pub(crate) fn number(text: &str, name: &str) -> Option<f64> {
     let rest = text.lines().find_map(|line| line.strip_prefix(name))?;
     rest.split_whitespace().next()?.parse::<u64>().ok().map(|number| number as f64)
 }
