@@ -16,3 +16,4 @@ pub mod path;
 pub mod qlog;
 pub mod room;
 pub mod socket_buffers;
+pub mod source;

@@ -10,7 +10,7 @@ use std::{
 use config::targets;
 use futures::{StreamExt as _, stream::FuturesUnordered};
 use masque::request::Refusal;
-use pacing::descriptor::unreserved;
+use pacing::{descriptor::unreserved, source};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::{
     net::{TcpSocket, TcpStream},
@@ -150,8 +150,8 @@ fn udp(relay: &Relay, rules: &Rules, target: SocketAddr) -> Result<UdpTarget, Re
             Ok(connected) => return Ok(connected),
             Err(TargetError::Refused) => return Err(Refusal::ConnectionRefused),
             Err(TargetError::Unreachable) => return Err(Refusal::Unroutable),
-            Err(TargetError::Socket(error)) if lacks_ports(&error) => refuse_socket(&error, relay),
-            Err(TargetError::Socket(error)) => return Err(refuse_socket(&error, relay)),
+            Err(TargetError::Socket(error)) if lacks_ports(&error) => refuse_socket(&error, relay, target),
+            Err(TargetError::Socket(error)) => return Err(refuse_socket(&error, relay, target)),
         };
     }
     Err(refusal)
@@ -176,14 +176,14 @@ async fn tcp<T>(
                 _ = stream.set_nodelay(true);
                 return Ok((stream, prepared));
             }
-            Err(error) if lacks_ports(&error) => refusal = refuse_socket(&error, relay),
+            Err(error) if lacks_ports(&error) => refusal = refuse_socket(&error, relay, target),
             Err(error) => {
                 return Err(match error.kind() {
                     io::ErrorKind::ConnectionRefused => Refusal::ConnectionRefused,
                     io::ErrorKind::ConnectionReset => Refusal::ConnectionTerminated,
                     io::ErrorKind::TimedOut => Refusal::ConnectionTimeout,
                     io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => Refusal::Unroutable,
-                    _ => refuse_socket(&error, relay),
+                    _ => refuse_socket(&error, relay, target),
                 });
             }
         }
@@ -206,12 +206,13 @@ async fn connect_tcp<T>(
 }
 
 /// A lack of descriptors, memory or ports is a matter of load. A broadcast address is refused with EACCES, and a target of a
-/// blackhole route with EINVAL (`fib_props` in net/ipv4/fib_semantics.c, `ip6_rt_type_to_error` in net/ipv6/route.c). Every
-/// other error is a fault of the relay.
-fn refuse_socket(error: &io::Error, relay: &Relay) -> Refusal {
+/// blackhole route with EINVAL (`fib_props` in net/ipv4/fib_semantics.c, `ip6_rt_type_to_error` in net/ipv6/route.c). A host without
+/// IPv6 has no address for an IPv6 target. Every other error is a fault of the relay.
+fn refuse_socket(error: &io::Error, relay: &Relay, target: SocketAddr) -> Refusal {
     let limit = match error.raw_os_error() {
         Some(libc::EACCES) => return Refusal::AddressProhibited,
         Some(libc::EINVAL) => return Refusal::Unroutable,
+        Some(libc::EADDRNOTAVAIL) if !source::exists_for(&target) => return Refusal::Unroutable,
         Some(libc::EMFILE | libc::ENFILE) => "descriptors",
         Some(libc::ENOBUFS | libc::ENOMEM) => "socket_memory",
         _ if lacks_ports(error) => "local_ports",

@@ -184,6 +184,22 @@ fn a_target_of_a_blackhole_route_is_unroutable_and_no_fault_of_the_relay() {
     assert!(!site.relay.output().contains("failed to create a socket"), "{}", site.relay.output());
 }
 
+#[test]
+fn an_ipv6_target_of_a_relay_without_ipv6_is_unroutable_and_no_shortage_of_ports() {
+    lab::ring!(Netns);
+    let site = Site::new(Terms::default()).unwrap();
+    site.chain.relay.sysctl("net.ipv6.conf.all.disable_ipv6", "1").unwrap();
+    site.client(async || {
+        let client = Client::connect(site.access(Family::V4).unwrap()).await.unwrap();
+        let (at, unroutable) = (site.target(Family::V6, 443), (502, ErrorType::DestinationIpUnroutable));
+        assert_eq!(refusal(client.open(at).await), unroutable, "by UDP");
+        let target = Target { host: Host::Ip(at.ip()), port: 443 };
+        assert_eq!(refusal(client.relay.open_tcp(&target, None).await), unroutable, "by TCP");
+    })
+    .unwrap();
+    assert!(!site.relay.output().contains("no more sockets"), "{}", site.relay.output());
+}
+
 fn name(text: &str, port: u16) -> Target {
     Target { host: Host::Name(text.to_owned()), port }
 }
