@@ -165,7 +165,7 @@ impl<P> Answer<P> {
     }
 
     /// Sends the body of the request and waits for the head of the answer. If `may_leave` is set, gives up when the path is silent;
-    /// reports every other result to `gateways`.
+    /// reports every other result to `gateways`. Call it before [`Self::recorded`].
     pub(super) async fn begin<W: GatewayAccess<Place = P>>(
         &mut self,
         gateways: &W,
@@ -174,13 +174,15 @@ impl<P> Answer<P> {
     ) -> Outcome {
         let Self { streams, place, traffic, .. } = self;
         traffic.add_up(body.len() as u64, 0);
-        let Some(mut open) = streams.lock().take() else { return Outcome::Lost };
+        // No other task has them yet.
+        let Some(open) = Arc::get_mut(streams).and_then(|streams| streams.get_mut().as_mut()) else {
+            return Outcome::Lost;
+        };
         let head = tokio::select! {
             biased;
-            head = exchange(&mut open, body, || gateways.accepted(place)) => Some(head),
+            head = exchange(open, body, || gateways.accepted(place)) => Some(head),
             () = gateways.lost(place), if may_leave => None,
         };
-        *streams.lock() = Some(open);
         let Some(head) = head else { return Outcome::Silent };
         gateways.answered(place, head.as_ref());
         head.map_or(Outcome::Lost, Outcome::Answered)

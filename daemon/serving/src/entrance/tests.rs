@@ -21,6 +21,7 @@ use super::*;
 use crate::{LOAD, gateway::tests::http3};
 
 mod heads;
+mod losing;
 mod making_room;
 mod pages;
 mod refused;
