@@ -36,7 +36,7 @@ pub struct Lesson<'a> {
     answers: u32,
     /// Their place among the lengths of answers, by the mean of all; `None` for embeddings, which have no answer.
     answer: Option<OpenAnswer>,
-    /// The requests at its engine, and its own index there until the engine has sent all of an answer without events.
+    /// The requests at its engine, and its own index there until the engine has sent all of the answer.
     flights: Arc<Mutex<Flights>>,
     flight: Option<usize>,
     /// The time that all requests together had spent at the engine when the request began, and the requests of other clients then.
@@ -52,8 +52,8 @@ pub struct Lesson<'a> {
     is_untimed: bool,
     first_ns: Option<u64>,
     last_ns: u64,
-    /// When the engine had sent all of an answer without events, which the client may take later, and the time that all requests together
-    /// had spent at the engine by then.
+    /// When the engine had sent all of an answer, which the client may take later, and the time that all requests together had spent at the
+    /// engine by then; `None` for a stream that the client takes as the engine makes it.
     ended: Option<(u64, u128)>,
     events: u64,
     /// The events since the last sample.
@@ -209,10 +209,13 @@ impl Lesson<'_> {
         }
     }
 
-    /// Notes that the engine has sent all of an answer without events, and so does not work on the request any more.
+    /// Notes that the engine has sent all of its answer, and so does not work on the request any more: the client may take some of it
+    /// later. Only the first call counts.
     pub fn ended(&mut self) {
-        self.ended = Some(self.spent_until_now());
-        self.leave();
+        if self.ended.is_none() {
+            self.ended = Some(self.spent_until_now());
+            self.leave();
+        }
     }
 
     /// Takes the request out of those at its engine.

@@ -122,6 +122,7 @@ fn the_time_in_which_a_client_takes_an_answer_is_not_its_engines() {
         pass(1_000);
         lesson.ended();
         pass(30_000);
+        lesson.ended();
         lesson.learn(Some(TokenUsage { prompt_tokens: 100, completion_tokens: 101 }), None, 400);
     }
     let step_ms = routes.learned().1[0].step_ns(1, 0.0) / 1e6;

@@ -338,7 +338,7 @@ impl Pass<'_> {
                 None => Ok(answer.next(exchange).await),
             };
             let Ok(next) = next else {
-                release(exchange, &mut held, Bytes::new(), (held_up, &mut answer)).await?;
+                release(exchange, &mut held, Bytes::new(), (held_up, &mut answer, lesson)).await?;
                 continue;
             };
             let bytes = match next? {
@@ -378,7 +378,7 @@ impl Pass<'_> {
             (before..events.with_content()).for_each(|_| lesson.token());
             self.payer.pass(events.with_content() - before);
             self.entry.pass(events.with_content() - before);
-            if !release(exchange, &mut held, whole, (held_up, &mut answer)).await? {
+            if !release(exchange, &mut held, whole, (held_up, &mut answer, lesson)).await? {
                 lesson.held_up();
             }
             // The time of the client is not the engine's.
@@ -406,7 +406,7 @@ impl Pass<'_> {
                 if refusal != ERROR_WITHIN {
                     // The leading line end closes an event that broke off.
                     let event = refusal.event(self.operation, events.next_number());
-                    held_up.send(exchange, [b"\n", &event[..]].concat().into(), &mut answer).await?;
+                    held_up.send(exchange, [b"\n", &event[..]].concat().into(), (&mut answer, lesson)).await?;
                 }
                 Err(Failure::Broken(refusal, Ended::Whole))
             }
@@ -420,7 +420,7 @@ async fn release(
     exchange: &mut Exchange,
     held: &mut Option<HeldEvents>,
     events: Bytes,
-    (held_up, answer): (&mut HeldUp<'_>, &mut AnswerBody),
+    (held_up, answer, lesson): (&mut HeldUp<'_>, &mut AnswerBody, &mut Lesson<'_>),
 ) -> Result<bool, Failure> {
     let events = match held.take() {
         None => events,
@@ -429,7 +429,7 @@ async fn release(
             held.followed_by(events)
         }
     };
-    held_up.send(exchange, events, answer).await
+    held_up.send(exchange, events, (answer, lesson)).await
 }
 
 /// Returns the error of a stream whose engine sends no more, for this reason; `None` if it is complete, however its engine ends it.

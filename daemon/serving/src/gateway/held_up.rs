@@ -5,6 +5,7 @@ use std::{pin::pin, sync::Arc, time::Duration};
 use bytes::Bytes;
 use engines::places::EnginePlace;
 use role::holder::Holder;
+use routes::Lesson;
 use tokio::time::{Instant, sleep};
 
 use super::{
@@ -38,15 +39,15 @@ impl<'a> HeldUp<'a> {
     }
 
     /// Sends content of an `answer` to the client. Returns whether there was room at once. Until there is, reads more of the answer, as far
-    /// as memory allows; if that is all of it, gives the place back. Beyond that memory, the client holds the engine up. Fails if the client
-    /// takes no content for too long. Fails as well, in favour of a request that waits for the place, once the client has held the engine up
-    /// for too long in total, and for more than half of the time that the answer has had the place: a client that takes a long answer as its engine makes it keeps it, even if
-    /// its network is down at times.
+    /// as memory allows; if that is all of it, the engine has ended: gives the place back, and tells `lesson`. Beyond that memory, the
+    /// client holds the engine up. Fails if the client takes no content for too long. Fails as well, in favour of a request that waits for
+    /// the place, once the client has held the engine up for too long in total, and for more than half of the time that the answer has had
+    /// the place: a client that takes a long answer as its engine makes it keeps it, even if its network is down at times.
     pub(super) async fn send(
         &mut self,
         exchange: &mut Exchange,
         content: Bytes,
-        answer: &mut AnswerBody,
+        (answer, lesson): (&mut AnswerBody, &mut Lesson<'_>),
     ) -> Result<bool, Failure> {
         let Self { place, bodies: (bodies, holder), share, .. } = self;
         let has_room = |bytes: usize| {
@@ -61,6 +62,7 @@ impl<'a> HeldUp<'a> {
         };
         if is_all {
             place.give_back();
+            lesson.ended();
             return sent.await;
         }
         let now = Instant::now();

@@ -76,7 +76,8 @@ impl Pass<'_> {
                 if !std::mem::replace(&mut has_begun, true) {
                     exchange.respond(&head).await?;
                 }
-                held_up.send(exchange, held.split_to(held.len() - END_BYTES).freeze(), &mut answer).await?;
+                let piece = held.split_to(held.len() - END_BYTES).freeze();
+                held_up.send(exchange, piece, (&mut answer, lesson)).await?;
             }
         }
         // What remains is the time of the client.
@@ -104,7 +105,7 @@ impl Pass<'_> {
         }
         if !held.is_empty() {
             place.give_back();
-            held_up.send(exchange, held.freeze(), &mut answer).await?;
+            held_up.send(exchange, held.freeze(), (&mut answer, lesson)).await?;
         }
         Ok(())
     }

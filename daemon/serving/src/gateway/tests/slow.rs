@@ -1,5 +1,10 @@
 //! Clients that take their answers so slowly that engines wait for them.
 
+use engines::places::PrefixHashes;
+use masque::h3::{Field, RequestHead};
+use openai::{Operation, RoutingFields};
+use routes::{RouteQuery, Wanted};
+use sched::route::ClientPath;
 use tokio::{io::DuplexStream, time::timeout};
 
 use super::*;
@@ -42,6 +47,9 @@ fn gateway_of(engine: &str, stall_timeout: Duration) -> Arc<Gateway> {
     let mut settings = settings(&[engine]);
     settings.models[0].max_in_flight = 1;
     settings.stall_timeout = stall_timeout;
+    // Only decisions of an alias have records.
+    let alias = Alias { name: "auto".into(), models: vec!["large".into()], policy: Routing::Rule, shadow: None };
+    (settings.aliases, settings.decisions_bytes) = (vec![alias], 1 << 20);
     let (shared, spending) = (Default::default(), Arc::default());
     Gateway::new(&settings, &classes(), (shared, &spending), (&Learned::default(), None)).unwrap()
 }
@@ -132,4 +140,33 @@ async fn a_stream_is_read_ahead_of_a_slow_client_and_keeps_its_place_no_longer_t
     assert!(rest.ends_with(b"\r\n0\r\n\r\n") && rest.len() > content.len(), "{}", rest.len());
     let record = served.recv().await.unwrap();
     assert_eq!((record.reason, record.passed_tokens), ("answered", 40));
+}
+
+#[tokio::test]
+async fn a_prediction_does_not_count_a_request_whose_engine_has_ended_though_its_client_takes_the_answer_slowly() {
+    let owed = |gateway: &Gateway| {
+        let fields = vec![Field::new("x-paced-budget-ms", "60000")];
+        let (scheme, authority, path, protocol) = (None, None, None, None);
+        let head = RequestHead { method: "POST".into(), scheme, authority, path, protocol, fields };
+        let asked = RoutingFields::read(br#"{"model":"auto"}"#).unwrap();
+        let wanted = Wanted::of(&head, None, (Operation::ChatCompletions, &asked), 20).unwrap();
+        let prefix = PrefixHashes::default();
+        let (models, alias, class) = (&[0][..], Some(0), "default");
+        let query = RouteQuery { models, alias, class, prefix: &prefix, is_retry: false, refuses_late: false };
+        gateway.routes.route(query, &wanted, ClientPath::default()).unwrap().decision.unwrap().engines[0]
+            .outstanding_tokens
+    };
+    let token = format!("data: {{\"choices\":[{{\"text\":\"{}\"}}]}}\n\n", "x".repeat(50_000));
+    let gateway = gateway(events(&format!("{}data: [DONE]\n\n", token.repeat(40))), LONG).await;
+    let (mut slow, _served) = begin(&gateway, r#"{"model":"large","stream":true}"#).await;
+    timeout(LONG, at_work(&gateway)).await.unwrap();
+    assert!(owed(&gateway) > 0);
+    timeout(LONG, slow.read_exact(&mut [0; 12])).await.unwrap().unwrap();
+    let is_read = async {
+        while gateway.models[0].engines.status()[0].in_flight > 0 {
+            sleep(Duration::from_millis(1)).await;
+        }
+    };
+    timeout(LONG, is_read).await.expect("all of the answer is read ahead");
+    assert_eq!(owed(&gateway), 0);
 }
