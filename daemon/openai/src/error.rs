@@ -70,9 +70,7 @@ pub enum OpenAiError {
     )]
     ForeignPage,
     /// The request is for a name that the listener does not have.
-    #[error(
-        "this address takes requests for IP addresses and for localhost; if it may take those for another name, add the name to `hosts` of this address"
-    )]
+    #[error("this address takes no requests for that name; if it may, add the name to `hosts` of this address")]
     UnknownHost,
     /// There is no such model.
     #[error("there is no model called {0:?}; GET /v1/models lists them")]

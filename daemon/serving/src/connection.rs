@@ -213,7 +213,7 @@ enum NotAnswered {
     MakesRoom,
 }
 
-/// Returns the status with which a request is refused whatever its service would answer, if it has to be.
+/// Returns the status of a request that is refused whatever its service would answer; `None` if the service may answer.
 fn refusal(request: &Request<Incoming>) -> Option<StatusCode> {
     let (fields, is_one) = (request.headers(), request.version() == Version::HTTP_11);
     if fields.len() > FIELD_SECTION.1 {
@@ -294,7 +294,7 @@ pub(crate) struct OpenRequest {
 }
 
 impl OpenRequest {
-    /// Returns the request, as the choice of the connection that makes room takes it into account. It counts until all clones are dropped.
+    /// Returns the request for the choice of the connection that makes room. It counts there until all clones are dropped.
     pub(crate) fn active(&self) -> Arc<ActiveRequest> {
         self.active.clone()
     }

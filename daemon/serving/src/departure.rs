@@ -19,7 +19,7 @@ pub(crate) struct Departure {
     is_cut: Arc<AtomicBool>,
     /// Whether the client took nothing of the answer for too long.
     is_untaken: Arc<AtomicBool>,
-    /// The request, as the choice of the connection that makes room takes it into account.
+    /// The request, for the choice of the connection that makes room.
     active: Option<Arc<ActiveRequest>>,
 }
 

@@ -422,8 +422,9 @@ fn left_ms(budget_ms: u64, elapsed: Duration) -> u64 {
     budget_ms.saturating_sub(u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX))
 }
 
-/// Reads a client's body of up to `max_bytes`, unless the request is refused. If it is refused, the rest is read and dropped for a while: unread bytes would reset the connection before the
-/// client has read the reason. `begun` completes once the head of a refusal is on its way.
+/// Reads a client's body of up to `max_bytes`, or refuses the request with the error in its place. After a refusal, the rest is read and
+/// dropped for a while: unread bytes would reset the connection before the client has read the reason. `begun` completes once the head of
+/// a refusal is on its way.
 async fn read(
     mut body: Incoming,
     begun: oneshot::Receiver<Infallible>,

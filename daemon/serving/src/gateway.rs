@@ -78,7 +78,7 @@ pub struct Gateway {
     routes: Routes,
     tenants: Tenants,
     prefixes: Prefixes,
-    /// The bodies of its requests.
+    /// The bodies of its requests, and what is read ahead of slow clients.
     bodies: Arc<Bodies>,
     metrics: GatewayMetrics,
     live: Arc<Live>,

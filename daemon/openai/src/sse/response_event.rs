@@ -30,8 +30,8 @@ pub(super) struct LastResponse<'a> {
 }
 
 impl ResponseEvent {
-    /// Returns what an event shows whose type is this JSON text, and which has a `delta` that is not empty or not. `None` if it is no event
-    /// of a response.
+    /// Returns what an event of the type `kind` (JSON text) shows; `has_delta` says whether it has a `delta` that is not empty. `None` if it
+    /// is no event of a response.
     pub(super) fn of(kind: &str, has_delta: bool) -> Option<Self> {
         Some(match kind.strip_prefix('"')?.strip_suffix('"')? {
             "error" | "response.failed" => Self::Failed,

@@ -30,7 +30,7 @@ use crate::load_permille;
 /// How many bytes go into one DATA frame.
 const CHUNK_BYTES: usize = 16 << 10;
 
-/// How often an answer for which the client does not have to wait is looked at.
+/// How often an answer is looked at while none of its bytes wait for the client.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// A gateway's answer on its way to a client. Dropping it before its end also ends the request at the gateway.

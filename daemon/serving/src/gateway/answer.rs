@@ -70,7 +70,7 @@ pub(super) struct Pass<'a> {
     /// When the request was complete.
     pub(super) began: Instant,
     pub(super) payer: Payer<'a>,
-    /// What bytes of the answer that its client has not taken count for.
+    /// The holder against whose share the pieces count that are read ahead of the client.
     pub(super) holder: &'a Holder,
     pub(super) entry: &'a LiveRequest,
     /// The hashes of the prompt's beginning, which an engine may know.

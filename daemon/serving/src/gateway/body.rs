@@ -1,4 +1,5 @@
-//! Bodies of requests, with their heads, at a gateway and at an edge. All share one bound, and each holder gets a limited share of it.
+//! Bodies of requests, with their heads, at a gateway and at an edge, and at a gateway also what is read ahead of slow clients. All share
+//! one bound, and each holder gets a limited share of it.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -20,7 +21,7 @@ const UNIT_BYTES: usize = 1 << 10;
 /// The memory of a field besides its name and value, with the allocator's for each of these.
 const FIELD_BYTES: usize = size_of::<Field>() + 32;
 
-/// The memory of a usual head, which does not count: any request takes more than that.
+/// The size of a usual head. It does not count: any request takes more memory than that in any case.
 const USUAL_HEAD_BYTES: usize = 4 << 10;
 
 /// How long a client may take for the next piece of its body.
