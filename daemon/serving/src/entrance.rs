@@ -252,15 +252,15 @@ impl<W: GatewayAccess> ModelEntrance<W> {
     ) -> Result<(Response<Answer<W::Place>>, HolderPlace), Failure> {
         let gateways = &self.gateways;
         let (parts, body) = request.into_parts();
-        let page = self.limits.pages.check(&parts);
         // `GatewayAccess::ask` adds the gateway's authority.
-        let mut head = message::head(parts);
+        let mut head = message::head(&parts);
         let user = self.classes.user(&head, SystemTime::now());
         recording.asked_by(user.clone(), &head);
         let holder = Holder::of(user.as_ref(), Some(from));
         let reader = reader_owner(user.as_ref(), from.ip());
         // No page of a browser knows a key.
-        let checked = if user.is_none() { page } else { Ok(()) };
+        let checked = if user.is_none() { self.limits.pages.check(&parts) } else { Ok(()) };
+        drop(parts);
         let share = self.bodies.begin(holder.clone()).with_head(&head);
         let body = read(body, begun, checked.map(|()| self.limits.max_body_bytes), share).await?;
         open.active().is_complete();

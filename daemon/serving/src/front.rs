@@ -234,26 +234,23 @@ impl Hall {
         newcomer: &Newcomer,
         open: OpenRequest,
     ) -> impl Future<Output = io::Result<Response<KeptBody<ResponseBody, Arc<OpenRequest>>>>> + Send + use<> {
-        let source = (self.source)();
         let (parts, body) = request.into_parts();
         let expects_continue = parts.version < Version::HTTP_2 && parts.headers.contains_key(EXPECT);
-        let page = self.pages.check(&parts);
-        let (mut head, mut refusal) = (message::head(parts), None);
-        if let Some((gateway, _)) = &source {
-            match gateway.user(&head) {
-                Some(user) => {
-                    refusal = if gateway.has_keys() { None } else { page.err() };
-                    if refusal.is_none() {
-                        newcomer.may_stay_as(|| Some(Holder::of(user.as_ref(), Some(from))));
-                    }
+        let begun = (self.source)().map(|(gateway, classes)| {
+            let mut head = message::head(&parts);
+            let refusal = if gateway.has_keys() { None } else { self.pages.check(&parts).err() };
+            let tenant = gateway.tenant(&head);
+            match &tenant {
+                Ok(tenant) if refusal.is_none() => {
+                    let user = tenant.as_ref().map(|tenant| &tenant.name);
+                    newcomer.may_stay_as(|| Some(Holder::of(user, Some(from))));
                 }
-                None => head = refused_head(head),
+                Ok(_) => {}
+                Err(_) => head = refused_head(head),
             }
-        }
-        let begun = source.map(|(gateway, classes)| {
             let (exchange, awaited) = TcpExchange::new(body, Departure::of(&open, &self.is_cut));
             let (listener, path) = (self.listener, PathStats::default());
-            let asker = Asker { user: None, listener, client: Some(from), path, refusal };
+            let asker = Asker { user: None, tenant, listener, client: Some(from), path, refusal };
             let (on_served, open) = (self.on_served.clone(), Arc::new(open));
             let kept = open.clone();
             // In its own task, which notices that the client is gone and then ends the engine's work.
@@ -282,8 +279,8 @@ impl Hall {
     }
 }
 
-/// Returns what the gateway needs of the head of a request without a key that it knows. It answers such a request without its body, but
-/// then reads the body for a while.
+/// Returns what the gateway needs of the head of a request without a key that it knows. Until the request's task runs, the rest would take
+/// memory: a connection by HTTP/2 brings up to 128 heads at once.
 fn refused_head(head: RequestHead) -> RequestHead {
     // No operation has a longer path, but for the name of a model.
     const PATH_BYTES: usize = 256;

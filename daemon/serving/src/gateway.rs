@@ -26,7 +26,7 @@ use quic::clock::Clock;
 use role::{classes::Classes, seldom::Seldom};
 use routes::{AliasPolicies, Routes};
 use sched::route::{Curve, MeanLengths};
-use tenants::{Tenants, spending::Spending};
+use tenants::{Tenant, Tenants, spending::Spending};
 use tokio::{runtime::Handle, task::JoinSet};
 
 use crate::{
@@ -192,11 +192,12 @@ impl Gateway {
         head.method != b"CONNECT"[..]
     }
 
-    /// Returns the holder of the key in this head, or `Some(None)` if clients need no key. `None` if it would not serve the client.
-    #[must_use]
-    pub fn user(&self, head: &RequestHead) -> Option<Option<Arc<str>>> {
-        let tenant = self.tenants.of(head, SystemTime::now()).ok()?;
-        Some(tenant.map(|tenant| tenant.name.clone()))
+    /// Returns the holder of the key in this head; `None` if clients need no key.
+    ///
+    /// # Errors
+    /// There is no key, or it is unknown or has expired.
+    pub fn tenant(&self, head: &RequestHead) -> Result<Option<Arc<Tenant>>, OpenAiError> {
+        self.tenants.of(head, SystemTime::now())
     }
 
     /// Orders waiting requests by a policy's schedule from now on.

@@ -9,7 +9,7 @@ use hyper::{
 use masque::h3::{Field, RequestHead, ResponseHead};
 
 /// Returns a request's head without fields about its connection, including fields that it names in `connection`, and without its length.
-pub(crate) fn head(parts: Parts) -> RequestHead {
+pub(crate) fn head(parts: &Parts) -> RequestHead {
     let named = parts.headers.get_all(CONNECTION).iter().flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
     let named: Vec<_> = named.map(<[u8]>::trim_ascii).collect();
     let is_named = |name: &HeaderName| named.iter().any(|named| name.as_str().as_bytes().eq_ignore_ascii_case(named));
@@ -80,7 +80,7 @@ mod tests {
     fn fields_that_a_client_names_in_connection_do_not_pass() {
         let request = hyper::Request::post("/").header("connection", "close, X-Hop").header("connection", "x-other");
         let request = request.header("x-hop", "1").header("x-other", "2").header("x-end", "3").body(()).unwrap();
-        let names: Vec<_> = head(request.into_parts().0).fields.into_iter().map(|field| field.name).collect();
+        let names: Vec<_> = head(&request.into_parts().0).fields.into_iter().map(|field| field.name).collect();
         assert_eq!(names, [Bytes::from_static(b"x-end")]);
     }
 }

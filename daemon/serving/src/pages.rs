@@ -38,10 +38,12 @@ impl PageRules {
     /// # Errors
     /// A browser sends the request for a page of another site, or it is for a name that the listener does not have.
     pub(crate) fn check(&self, parts: &Parts) -> Result<(), OpenAiError> {
-        let fields = parts.headers.get_all(HOST).iter().map(|value| value.to_str().unwrap_or_default());
-        // With HTTP/2, the URI has the authority.
-        let authorities: Vec<_> = fields.chain(parts.uri.authority().map(|authority| authority.as_str())).collect();
-        if self.checks_names && authorities.iter().any(|authority| !self.is_own(authority)) {
+        let authorities = || {
+            let fields = parts.headers.get_all(HOST).iter().map(|value| value.to_str().unwrap_or_default());
+            // With HTTP/2, the URI has the authority.
+            fields.chain(parts.uri.authority().map(|authority| authority.as_str()))
+        };
+        if self.checks_names && authorities().any(|authority| !self.is_own(authority)) {
             return Err(OpenAiError::UnknownHost);
         }
         let origin = parts.headers.get(ORIGIN).map(|origin| origin.to_str().unwrap_or_default());
@@ -49,9 +51,7 @@ impl PageRules {
         let of_page = origin.map(|origin| origin.split_once("://").map_or("", |(_, authority)| authority));
         let is_foreign = match parts.headers.get("sec-fetch-site").map(|site| site.as_bytes()) {
             Some(site) => [&b"cross-site"[..], b"same-site"].contains(&site),
-            None => {
-                of_page.is_some_and(|page| !authorities.iter().any(|authority| authority.eq_ignore_ascii_case(page)))
-            }
+            None => of_page.is_some_and(|page| !authorities().any(|authority| authority.eq_ignore_ascii_case(page))),
         };
         if is_foreign && !of_page.is_some_and(|page| self.is_named(page)) {
             return Err(OpenAiError::ForeignPage);

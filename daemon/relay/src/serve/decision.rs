@@ -160,6 +160,7 @@ async fn decide(
         await_turn(relay, client, attempt).await?;
         let asker = Asker {
             user: user.map(|user| user.name),
+            tenant: gateway.tenant(&head),
             listener: client.listener,
             client: client.address,
             path: client.path.clone(),

@@ -20,6 +20,8 @@ use crate::classes::subject;
 pub struct Asker {
     /// The authenticated user, if there is one.
     pub user: Option<Arc<str>>,
+    /// What [`Gateway::tenant`](super::Gateway::tenant) returns of the request's head.
+    pub tenant: Result<Option<Arc<Tenant>>, OpenAiError>,
     /// The address of the listener, as configured.
     pub listener: SocketAddr,
     /// The client's address, if that is known.

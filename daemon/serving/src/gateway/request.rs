@@ -41,7 +41,7 @@ impl Gateway {
         let asked = asker.refusal.clone().map_or_else(|| operation.clone(), Err);
         let admitted = asked.and_then(|operation| match operation {
             Operation::Health => Ok((operation, None)),
-            _ => Ok((operation, self.tenants.of(&head, SystemTime::now())?)),
+            _ => Ok((operation, asker.tenant.clone()?)),
         });
         let tenant = admitted.as_ref().ok().and_then(|(_, tenant)| tenant.clone());
         let caller = Caller::new(classes, asker, &head, exchange.signal(), tenant);

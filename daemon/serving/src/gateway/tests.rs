@@ -81,9 +81,10 @@ impl Client {
             let begins = begins.clone();
             async move {
                 let (parts, body) = request.into_parts();
-                let (head, (exchange, awaited)) = (message::head(parts), TcpExchange::new(body, Departure::default()));
+                let (head, (exchange, awaited)) = (message::head(&parts), TcpExchange::new(body, Departure::default()));
                 let listener = ([127, 0, 0, 1], 80).into();
-                let asker = Asker { user: None, listener, client: None, path: PathStats::default(), refusal: None };
+                let (tenant, path) = (gateway.tenant(&head), PathStats::default());
+                let asker = Asker { user: None, tenant, listener, client: None, path, refusal: None };
                 tokio::spawn(async move {
                     _ = ended.send(gateway.serve(Exchange::Tcp(exchange), head, &classes, &asker).await);
                 });

@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 
 use admission::connection_id::Issuer;
-use masque::h3::Role;
+use masque::h3::{Field, Role};
 use quic::{
     datagrams::{Datagrams, QueueLimits, Schedules},
     endpoint::{self, Admission, Transport},
@@ -49,6 +49,41 @@ pub(crate) async fn connect(name: &str) -> (quic::h3::Client, mpsc::UnboundedRec
     (requests, arrives, (endpoint, listener))
 }
 
+/// The head of a request for the list of models.
+fn models() -> RequestHead {
+    let field = |text: &'static str| Some(Bytes::from_static(text.as_bytes()));
+    RequestHead {
+        method: "GET".into(),
+        scheme: field("https"),
+        authority: field("x"),
+        path: field("/v1/models"),
+        protocol: None,
+        fields: Vec::new(),
+    }
+}
+
+/// A client whose key has this holder.
+fn asker(tenant: Result<Option<Arc<Tenant>>, OpenAiError>) -> Asker {
+    let (listener, path) = (([127, 0, 0, 1], 80).into(), PathStats::default());
+    Asker { user: None, tenant, listener, client: None, path, refusal: None }
+}
+
+#[tokio::test]
+async fn a_key_is_looked_up_once() {
+    let (client, mut requests, _kept) = connect("looked_up").await;
+    let settings = GatewaySettings { keys: vec![key()], ..settings(&["http://127.0.0.1:1/v1"]) };
+    let (classes, shared) = (classes(), Default::default());
+    let gateway = Gateway::new(&settings, &classes, (shared, &Arc::default()), (&Learned::default(), None)).unwrap();
+    let mut keyed = models();
+    keyed.fields.push(Field::new("authorization", "Bearer sk-1"));
+    let asker = asker(gateway.tenant(&keyed));
+    let _asked = client.request(&keyed).await.unwrap();
+    let request = requests.recv().await.unwrap();
+    // A second look-up would find no key in this head.
+    let served = gateway.serve(request.into(), models(), &classes, &asker).await;
+    assert_eq!((served.status, served.user.as_deref()), (Some(200), Some("ann")));
+}
+
 #[tokio::test]
 async fn an_answer_that_its_client_does_not_take_is_untaken_in_the_metrics_as_in_the_log() {
     let (client, mut requests, _kept) = connect("untaken").await;
@@ -60,25 +95,9 @@ async fn an_answer_that_its_client_does_not_take_is_untaken_in_the_metrics_as_in
     let metrics = GatewayMetrics::default();
     let shared = (metrics.clone(), Default::default(), Default::default());
     let gateway = Gateway::new(&settings, &classes, (shared, &Arc::default()), (&Learned::default(), None)).unwrap();
-    let field = |text: &'static str| Some(Bytes::from_static(text.as_bytes()));
-    let head = RequestHead {
-        method: "GET".into(),
-        scheme: field("https"),
-        authority: field("x"),
-        path: field("/v1/models"),
-        protocol: None,
-        fields: Vec::new(),
-    };
-    let asked = client.request(&head).await.unwrap();
+    let asked = client.request(&models()).await.unwrap();
     let request = requests.recv().await.unwrap();
-    let asker = Asker {
-        user: None,
-        listener: ([127, 0, 0, 1], 80).into(),
-        client: None,
-        path: PathStats::default(),
-        refusal: None,
-    };
-    let served = gateway.serve(request.into(), head, &classes, &asker).await;
+    let served = gateway.serve(request.into(), models(), &classes, &asker(Ok(None))).await;
     assert_eq!(served.reason, UNTAKEN);
     let text = shown(&metrics);
     let counted: Vec<_> = text.lines().filter(|line| line.starts_with("gateway_requests_total{")).collect();

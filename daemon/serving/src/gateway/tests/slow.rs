@@ -20,9 +20,9 @@ async fn begin(gateway: &Arc<Gateway>, content: &str) -> (DuplexStream, mpsc::Un
         let (ended, gateway) = (ended.clone(), gateway.clone());
         async move {
             let (parts, body) = request.into_parts();
-            let (head, (exchange, awaited)) = (message::head(parts), TcpExchange::new(body, Departure::default()));
+            let (head, (exchange, awaited)) = (message::head(&parts), TcpExchange::new(body, Departure::default()));
             let (listener, path) = (([127, 0, 0, 1], 80).into(), PathStats::default());
-            let asker = Asker { user: None, listener, client: None, path, refusal: None };
+            let asker = Asker { user: None, tenant: Ok(None), listener, client: None, path, refusal: None };
             tokio::spawn(async move {
                 _ = ended.send(gateway.serve(Exchange::Tcp(exchange), head, &classes(), &asker).await);
             });

@@ -184,7 +184,7 @@ async fn a_reload_keeps_what_is_known_of_engines_and_the_hashes_of_prompts() {
     for (health_path, is_usable) in [(Some("/health"), false), (None, true)] {
         let after = make(&[other, hung], vec![key()], health_path, Some(&before));
         assert_eq!(after.models[0].engines.loads(), [(0, true), (0, is_usable)], "{health_path:?}");
-        let head = message::head(hyper::Request::post("/").body(()).unwrap().into_parts().0);
+        let head = message::head(&hyper::Request::post("/").body(()).unwrap().into_parts().0);
         let of = |gateway: &Gateway| gateway.prefixes.of(&head, None, [&[b'x'; 600], b""]);
         assert_eq!(of(&before), of(&after));
     }
