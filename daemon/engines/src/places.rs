@@ -351,21 +351,17 @@ impl Engines {
         self.give_places(state, now_ns);
     }
 
-    fn work(&self, replica: usize) -> Option<Arc<EngineWork>> {
-        self.state.lock().replicas.get(replica).map(|replica| replica.work.clone())
-    }
-
     /// Takes back a place, and gives it to the request whose turn it is.
     fn give_back(self: &Arc<Self>, replica: usize, was_asked_back: bool) {
-        let now_ns = (self.now_ns)();
-        let work = self.work(replica);
+        let (now_ns, state) = ((self.now_ns)(), self.state.lock());
+        let work = state.replicas.get(replica).map(|replica| replica.work.clone());
         if let Some(work) = &work {
             work.end();
             if was_asked_back {
                 work.asked_back.fetch_sub(1, Relaxed);
             }
         }
-        self.give_places(self.state.lock(), now_ns);
+        self.give_places(state, now_ns);
         let others = work.map(|work| work.others(self)).unwrap_or_default();
         others.iter().for_each(|other| other.give_places(other.state.lock(), now_ns));
     }

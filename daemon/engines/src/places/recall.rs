@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
 };
 
-use super::{EnginePlace, Engines};
+use super::{EnginePlace, EngineWork, Engines};
 
 impl EnginePlace {
     /// Completes once a request waits for a place and no other place was asked back for it. The caller then has to drop this place. Of
@@ -13,14 +13,22 @@ impl EnginePlace {
     /// engine that takes no request now.
     pub async fn asked_back(&self) {
         let Some(work) = self.engines.work(self.replica) else { return pending().await };
-        while self.is_back.load(Relaxed) || !self.engines.ask_back(self.replica) {
+        // Once it is back, a wake-up that it took would be lost for the others.
+        while !self.is_back.load(Relaxed) {
+            if self.engines.ask_back(self.replica) {
+                return self.is_asked_back.store(true, Relaxed);
+            }
             work.wanted.notified().await;
         }
-        self.is_asked_back.store(true, Relaxed);
+        pending().await
     }
 }
 
 impl Engines {
+    fn work(&self, replica: usize) -> Option<Arc<EngineWork>> {
+        self.state.lock().replicas.get(replica).map(|replica| replica.work.clone())
+    }
+
     /// Asks a place at an engine back if more requests wait than places were asked back. Gateways that share the engine count together.
     fn ask_back(self: &Arc<Self>, replica: usize) -> bool {
         let (now_ns, state) = ((self.now_ns)(), self.state.lock());

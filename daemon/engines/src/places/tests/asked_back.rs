@@ -62,6 +62,18 @@ fn a_place_that_is_given_back_early_comes_back_once_and_is_asked_back_by_none() 
 }
 
 #[test]
+fn a_place_that_was_given_back_early_takes_no_wake_up_of_another() {
+    let engines = engines(1, 1);
+    let early = now(engines.take(Service::default(), &[]));
+    early.give_back();
+    let other = now(engines.take(Service::default(), &[]));
+    let [mut early, mut other] = [&early, &other].map(asked);
+    assert!(![&mut early, &mut other].into_iter().any(is_asked), "no request waits");
+    let _waiting = later(engines.take(Service::default(), &[]));
+    assert!(is_asked(&mut other));
+}
+
+#[test]
 fn no_place_is_asked_back_at_an_engine_that_refuses_requests() {
     let engines = engines(1, 1);
     let place = now(engines.take(Service::default(), &[]));
