@@ -378,12 +378,6 @@ impl Routes {
             self.engines.get(route.model).zip(self.engine(route)).map(|(of, replica)| of.closed_ns(replica));
         closed_ns.unwrap_or_default().div_ceil(NS_PER_S) as u32
     }
-
-    /// Returns the known costs of an engine.
-    #[must_use]
-    pub fn cost(&self, model: usize, replica: usize) -> Option<Cost> {
-        self.state.lock().replica(model, replica).map(|replica| replica.curve.cost())
-    }
 }
 
 impl Known {
@@ -495,8 +489,7 @@ fn weighs_cache(state: &State<'_>, model: usize) -> bool {
 }
 
 /// Returns the GPU of each engine, model by model, as a number; an engine without a configured GPU has its own.
-#[must_use]
-pub fn groups(models: &[config::gateway::ModelSettings]) -> Vec<Vec<u32>> {
+fn groups(models: &[config::gateway::ModelSettings]) -> Vec<Vec<u32>> {
     let mut names = Vec::new();
     let mut group = |name: Option<String>| {
         let known = names.iter().position(|known| name.is_some() && *known == name);

@@ -119,7 +119,7 @@ fn an_engine_learns_what_a_prompt_costs_from_the_tokens_that_it_had_to_read() {
             answer(&chat(4 * prompt_tokens as usize), prompt_tokens, read, (!keeps).then_some(0));
             answer(none(), 1_000, 1_000, None);
         }
-        let cost = routes.cost(0, 0).unwrap();
+        let cost = routes.learned().1[0].cost();
         assert!((cost.prefill_per_token_ns / 5e5 - 1.0).abs() < 0.02, "{keeps}: {cost:?}");
     }
 }
