@@ -70,13 +70,13 @@ impl AnswerBody {
 
     /// Returns the next piece of the engine. Once the answer has ended, returns its end as often as it is polled.
     fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, OpenAiError>> {
-        let end = loop {
+        loop {
             if let Some(end) = &self.end {
                 return Poll::Ready(end.clone().map(|()| None));
             }
             match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
-                None => break Ok(()),
-                Some(Err(_)) => break Err(OpenAiError::Engine("it broke off its answer")),
+                None => self.end = Some(Ok(())),
+                Some(Err(_)) => self.end = Some(Err(OpenAiError::Engine("it broke off its answer"))),
                 Some(Ok(frame)) => {
                     if let Ok(bytes) = frame.into_data() {
                         turns::arrived(bytes.len());
@@ -84,7 +84,6 @@ impl AnswerBody {
                     }
                 }
             }
-        };
-        Poll::Ready(self.end.insert(end).clone().map(|()| None))
+        }
     }
 }
