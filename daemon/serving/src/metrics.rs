@@ -23,6 +23,7 @@ use prometheus_client::{
     registry::Registry,
 };
 use role::{access::served::Served, user_labels::UserLabels};
+use routes::{Decided, Route};
 use sched::route::{ModelChoice, Reason};
 use tenants::spending::Spending;
 
@@ -31,7 +32,6 @@ use self::{
     genai::{DURATION, GenAi},
     quotas::Quotas,
 };
-use routes::{Decided, Route};
 
 mod engines;
 mod genai;

@@ -3,9 +3,8 @@
 use std::time::{Duration, SystemTime};
 
 use engines::{health::EngineHealth, reported::Reported};
-use sched::route::Cost;
-
 use routes::Tally;
+use sched::route::Cost;
 
 /// An engine of a gateway at one time.
 #[derive(Clone, Debug)]

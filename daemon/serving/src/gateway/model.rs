@@ -6,10 +6,9 @@ use anyhow::{Context as _, Result, ensure};
 use config::engine::EngineUrl as Url;
 use engines::places::Engines;
 use quic::clock::Clock;
+use routes::Routes;
 use sched::stream::Discipline;
 use upstream::Upstream;
-
-use routes::Routes;
 
 use crate::{metrics::GatewayMetrics, watch::Checks};
 

@@ -8,13 +8,13 @@ use masque::{
     request::ping_response,
 };
 use openai::{OpenAiError, Operation};
+use routes::Route;
 
 use super::{
     Gateway, Model,
     end::{Ended, Failure},
     exchange::{ANSWER_TIMEOUT, Exchange},
 };
-use routes::Route;
 
 impl Gateway {
     /// Answers a request about the gateway itself or about its models. The answer has the field `id`.

@@ -4,6 +4,7 @@ use engines::places::{Claim, EnginePlace, NoPlace, Turn, Wish};
 use openai::{OpenAiError, RenamedBody};
 use quic::class::Terms;
 use role::access::served::Served;
+use routes::Route;
 use tokio::time::Instant;
 
 use super::{
@@ -13,8 +14,6 @@ use super::{
     exchange::Exchange,
     failed_try::FailedTry,
 };
-use routes::Route;
-
 use crate::decisions::Draft;
 
 /// How many engines one request may make fail.
