@@ -378,9 +378,7 @@ impl Pass<'_> {
             (before..events.with_content()).for_each(|_| lesson.token());
             self.payer.pass(events.with_content() - before);
             self.entry.pass(events.with_content() - before);
-            if !release(exchange, &mut held, whole, (held_up, &mut answer, lesson)).await? {
-                lesson.held_up();
-            }
+            release(exchange, &mut held, whole, (held_up, &mut answer, lesson)).await?;
             // The time of the client is not the engine's.
             let now = Instant::now();
             if events.with_content() > before {
@@ -414,14 +412,14 @@ impl Pass<'_> {
     }
 }
 
-/// Sends events to the client. If its answer has not begun, begins it with the held head, and sends the held events first. Returns
-/// whether there was room at once.
+/// Sends events to the client. If its answer has not begun, begins it with the held head, and sends the held events first. If there is no
+/// room at once, further events are read ahead and come in bursts, so `lesson` is told.
 async fn release(
     exchange: &mut Exchange,
     held: &mut Option<HeldEvents>,
     events: Bytes,
     (held_up, answer, lesson): (&mut HeldUp<'_>, &mut AnswerBody, &mut Lesson<'_>),
-) -> Result<bool, Failure> {
+) -> Result<(), Failure> {
     let events = match held.take() {
         None => events,
         Some(held) => {
@@ -429,7 +427,10 @@ async fn release(
             held.followed_by(events)
         }
     };
-    held_up.send(exchange, events, (answer, lesson)).await
+    if !held_up.send(exchange, events, (answer, lesson)).await? {
+        lesson.held_up();
+    }
+    Ok(())
 }
 
 /// Returns the error of a stream whose engine sends no more, for this reason; `None` if it is complete, however its engine ends it.

@@ -40,7 +40,7 @@ impl<'a> HeldUp<'a> {
 
     /// Sends content of an `answer` to the client. Returns whether there was room at once. Until there is, reads more of the answer, as far
     /// as memory allows; if that is all of it, the engine has ended: gives the place back, and tells `lesson`. Beyond that memory, the
-    /// client holds the engine up. Fails if the client takes no content for too long. Fails as well, in favour of a request that waits for
+    /// client holds the engine up, and `lesson` is told as well. Fails if the client takes no content for too long. Fails as well, in favour of a request that waits for
     /// the place, once the client has held the engine up for too long in total, and for more than half of the time that the answer has had
     /// the place: a client that takes a long answer as its engine makes it keeps it, even if its network is down at times.
     pub(super) async fn send(
@@ -65,6 +65,7 @@ impl<'a> HeldUp<'a> {
             lesson.ended();
             return sent.await;
         }
+        lesson.held_up();
         let now = Instant::now();
         let half = now.saturating_duration_since(self.since).saturating_sub(2 * self.total);
         let left = self.patience.saturating_sub(self.total).max(half);
