@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use admission::stopped::StoppedReaders;
 use config::serve::Serve;
 use masque::h3::{ProtocolError, RequestHead, ResponseHead};
 use parking_lot::Mutex;
@@ -15,7 +16,6 @@ use prometheus_client::metrics::counter::Counter;
 use quic::{
     class::{Membership, Terms},
     h3::{self, Request},
-    stopped::StoppedReaders,
 };
 use relay_client::{FirstRequest, credentials::CredentialsRefused, endpoint::ANSWER_TIMEOUT};
 use role::{

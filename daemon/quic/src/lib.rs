@@ -26,5 +26,4 @@ pub mod segments;
 pub mod stirred;
 mod turns;
 
-pub use admission::{stopped, uploads};
 pub use tls;

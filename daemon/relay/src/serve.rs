@@ -7,6 +7,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use admission::stopped::ReaderOwner;
 use masque::{
     h3::{Code, ResponseHead, Role},
     request::{TunnelProtocol, accepted, ping_response},
@@ -18,7 +19,6 @@ use quic::{
     events::{ConnectionState, Strays},
     h3::{self, Error, MessageLimits, Request},
     stirred::either,
-    stopped::ReaderOwner,
 };
 use role::{expiry::expiry, gate::Gate, limits::Gauge, tcp::TcpPump, traffic::UserTraffic};
 use rustls_pki_types::CertificateDer;

@@ -5,8 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use admission::strangers::AddressPrefix;
-use quic::stopped::ReaderOwner;
+use admission::{stopped::ReaderOwner, strangers::AddressPrefix};
 
 use crate::unidentified_callers::place;
 

@@ -13,6 +13,10 @@ use std::{
     time::Duration,
 };
 
+use admission::{
+    stopped::{OpenReader, ReaderOwner},
+    uploads::OpenUpload,
+};
 use bytes::{Buf as _, Bytes};
 use masque::{
     datagram,
@@ -22,8 +26,6 @@ use quic::{
     class::{Class, PolicyRole},
     dispatch::StreamWriteError,
     h3::{Client, Error, Request},
-    stopped::{OpenReader, ReaderOwner},
-    uploads::OpenUpload,
 };
 use socket2::SockRef;
 use tokio::{

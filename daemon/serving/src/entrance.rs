@@ -25,6 +25,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use admission::stopped::ReaderOwner;
 use bytes::Bytes;
 use futures::future::{Either as Race, select};
 use http_body_util::{Either, Full};
@@ -38,10 +39,7 @@ use masque::{
     priority::{self, Priority},
 };
 use openai::{OpenAiError, RoutingFields};
-use quic::{
-    class::{Since, Terms},
-    stopped::ReaderOwner,
-};
+use quic::class::{Since, Terms};
 use role::{
     access::AccessLog,
     holder::{Holder, reader_owner},

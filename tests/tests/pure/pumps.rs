@@ -15,6 +15,7 @@ use std::{
     time::Duration,
 };
 
+use admission::stopped::ReaderOwner;
 use config::targets::Protocol;
 use lab::{
     client::Tunnel,
@@ -29,7 +30,6 @@ use quic::{
     cap::UserRate,
     class::{Membership, Terms},
     h3::{self, Request},
-    stopped::ReaderOwner,
 };
 use relay::{
     udp::UdpPump,

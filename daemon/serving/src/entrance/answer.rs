@@ -9,15 +9,13 @@ use std::{
     time::Duration,
 };
 
+use admission::stopped::{OpenReader, ReaderOwner};
 use bytes::Bytes;
 use engines::FULL_PERMILLE;
 use hyper::body::{Body, Frame};
 use masque::h3::{self, Code, Part, ResponseHead};
 use parking_lot::Mutex;
-use quic::{
-    h3::{RecvStream, Request, SendStream},
-    stopped::{OpenReader, ReaderOwner},
-};
+use quic::h3::{RecvStream, Request, SendStream};
 use role::{access::served::UNTAKEN, traffic::Traffic};
 use tokio::{
     task::AbortHandle,

@@ -2,8 +2,9 @@
 
 use std::{future::Future, sync::Arc, time::Duration};
 
+use admission::stopped::StoppedReaders;
 use masque::h3::{RequestHead, ResponseHead};
-use quic::{class::Terms, h3::Request, stopped::StoppedReaders};
+use quic::{class::Terms, h3::Request};
 use role::{access::way::Way, traffic::Traffic};
 
 /// A request whose head was sent.

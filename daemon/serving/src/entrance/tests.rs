@@ -1,10 +1,11 @@
+use admission::stopped::StoppedReaders;
 use config::{Config, hash::hex};
 use futures::{StreamExt as _, stream};
 use http_body_util::StreamBody;
 use hyper::{body::Frame, client::conn::http2};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use masque::h3::ResponseHead;
-use quic::{h3::Request, stopped::StoppedReaders};
+use quic::h3::Request;
 use role::{
     access::{record::What, way::Way},
     traffic::Traffic,

@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use admission::stopped::READER_PATIENCE;
 use lab::{
     client::{Client, target_of},
     process::wait_for,
@@ -16,10 +17,7 @@ use masque::{
     h3::{Part, data_frame},
     tunnel::Form,
 };
-use quic::{
-    h3::{Error, Request},
-    stopped::READER_PATIENCE,
-};
+use quic::h3::{Error, Request};
 use socket2::{Domain, Socket, Type};
 use tokio::time::timeout;
 
