@@ -332,7 +332,11 @@ impl<S: PumpSocket> TcpPump<S> {
             match part? {
                 Some(Part::Data(bytes)) => self.unwritten = bytes,
                 Some(_) => {}
-                None => self.request_finished = true,
+                None => {
+                    self.request_finished = true;
+                    // No bytes wait for the socket any more, and the tunnel may still wait long for an answer.
+                    self.reader.rests();
+                }
             }
         }
     }

@@ -6,7 +6,7 @@
 use std::{
     future::poll_fn,
     io::{ErrorKind, Read as _},
-    net::{TcpListener, TcpStream, UdpSocket},
+    net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket},
     pin::pin,
     sync::{
         Arc, Mutex,
@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use admission::stopped::ReaderOwner;
+use admission::stopped::{READER_PATIENCE, ReaderOwner};
 use config::targets::Protocol;
 use lab::{
     client::Tunnel,
@@ -42,7 +42,10 @@ use role::{
     tunnel::UdpTunnel,
 };
 use s2n_quic::provider::io::testing::{Model, spawn, time};
-use tokio::runtime::{Builder, Runtime};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex},
+    runtime::{Builder, Runtime},
+};
 
 /// Longer than any expected event takes.
 const LONG: Duration = Duration::from_secs(60);
@@ -269,4 +272,62 @@ fn a_client_ends_a_tcp_tunnel_whose_target_is_silent() {
         };
         simulate_served(&network(), SEED, serve, scenario).unwrap();
     }
+}
+
+#[test]
+fn a_finished_upload_whose_last_bytes_had_to_wait_for_the_target_keeps_its_tunnel_while_the_answer_takes_long() {
+    /// One more tunnel than a connection has room for, if no target reads.
+    const TUNNELS: usize = 14;
+    const BYTES: usize = 16 << 10;
+    // The relay's patience runs on this clock, which the test advances.
+    let runtime = Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+    let _entered = runtime.enter();
+    let (targets, ends) = (Arc::<Mutex<Vec<DuplexStream>>>::default(), Arc::<Mutex<Vec<End>>>::default());
+    let (opened, ended) = (targets.clone(), ends.clone());
+    let serve = move |mut request: Request, client: h3::Client| {
+        let (targets, ends) = (opened.clone(), ended.clone());
+        async move {
+            let Ok(Some(TunnelProtocol::Tcp)) = accept(&mut request, &client).await else { return };
+            let (socket, target) = duplex(BYTES / 4);
+            targets.lock().unwrap().push(target);
+            let of = (&client, ReaderOwner::Address(Ipv4Addr::LOCALHOST.into()));
+            let pump = TcpPump::new(request, of, socket, gate(Protocol::Tcp), Arc::default());
+            let end = pump.run(LONG, |_, _, _| {}).await;
+            ends.lock().unwrap().push(end);
+        }
+    };
+    let scenario = move |relay: Ends| async move {
+        let mut requests = Vec::new();
+        for _ in 0..TUNNELS {
+            let mut request = relay.relay.open_tcp(&target(), None).await.unwrap();
+            request.send.push(data_frame(&[7; BYTES]));
+            request.send.finish();
+            requests.push(request);
+        }
+        time::delay(Duration::from_secs(1)).await;
+        let mut targets = std::mem::take(&mut *targets.lock().unwrap());
+        assert_eq!(targets.len(), TUNNELS);
+        for target in &mut targets {
+            let mut received = Vec::new();
+            target.read_to_end(&mut received).await.unwrap();
+            assert_eq!(received.len(), BYTES);
+        }
+        for _ in 0..3 * READER_PATIENCE.as_secs() {
+            runtime.block_on(tokio::time::advance(Duration::from_secs(1)));
+            time::delay(Duration::from_millis(100)).await;
+        }
+        assert_eq!(ends.lock().unwrap().len(), 0);
+        for target in &mut targets {
+            target.write_all(b"answer").await.unwrap();
+        }
+        drop(targets);
+        for mut request in requests {
+            let Some(Part::Data(bytes)) = request.recv.part().await.unwrap() else { panic!("no answer came") };
+            assert_eq!(&bytes[..], b"answer");
+        }
+        time::delay(Duration::from_secs(1)).await;
+        let ends = ends.lock().unwrap();
+        assert!(ends.len() == TUNNELS && ends.iter().all(|end| matches!(end, End::Finished)), "{ends:?}");
+    };
+    simulate_served(&network(), SEED, serve, scenario).unwrap();
 }
