@@ -36,6 +36,10 @@ pub struct Credit {
 pub trait SentStream: fmt::Debug + Send + Sync {
     /// Returns about how many bytes have been sent and not read by the peer; 0 if they are few.
     fn unread_bytes(&self) -> u64;
+
+    /// Whether all bytes have been sent, so that the peer no longer tells how much it has read: bytes that count as unread may have been
+    /// read.
+    fn is_finished(&self) -> bool;
 }
 
 /// The uploads over one connection.
@@ -79,7 +83,8 @@ impl Uploads {
     }
 
     /// Ends uploads if the connection's `credit` has been used up for a while: of the owner whose uploads hold the most bytes, if it has
-    /// several, the largest ones first. Call it regularly while streams of the connection have several owners.
+    /// several, the largest ones first. A finished upload may end only if no unfinished one does. Call it regularly while streams of the
+    /// connection have several owners.
     pub fn look(&self, credit: Credit, now: Instant) {
         let mut uploads = self.now.lock();
         let is_used_up = credit.left_bytes < LITTLE_BYTES;
@@ -91,26 +96,44 @@ impl Uploads {
         }
         let mut ended_bytes = 0;
         loop {
-            // The uploads of each owner, with the bytes of all of them and the one that holds the most.
-            let mut by_owner = HashMap::<_, (u64, usize, (u64, u64))>::new();
-            for (&id, Upload { owner, stream, .. }) in &uploads.open {
-                let bytes = stream.unread_bytes();
-                if bytes > 0 {
-                    let (all, count, most) = by_owner.entry(owner).or_default();
-                    *all += bytes;
-                    *count += 1;
-                    *most = (*most).max((bytes, id));
-                }
-            }
-            let all = by_owner.values().map(|(_, count, _)| count).sum::<usize>();
-            let most = by_owner.into_values().max().filter(|(_, count, _)| *count > 1);
+            let (all, most) = uploads.most(|stream| !stream.is_finished());
             // If only one ended, the owner's other uploads would use up the credit that becomes free.
-            let most = most.filter(|_| ended_bytes < ENOUGH_BYTES || all > self.room);
-            let Some((_, _, (bytes, id))) = most else { return };
-            if let Some(upload) = uploads.open.remove(&id) {
-                upload.ending.set();
-            }
+            let Some((bytes, id)) = most.filter(|_| ended_bytes < ENOUGH_BYTES || all > self.room) else { break };
+            uploads.end(id);
             ended_bytes += bytes;
+        }
+        // The end of a finished upload may free nothing, so one has to end at a time; else all would.
+        if ended_bytes == 0
+            && let (_, Some((_, id))) = uploads.most(|_| true)
+        {
+            uploads.end(id);
+        }
+    }
+}
+
+impl Now {
+    /// Returns how many of the uploads that are `counted` hold bytes. If their owner with the most bytes has several, also returns the
+    /// bytes and the ID of the upload that it loses first: the unfinished one with the most bytes, or else the finished one.
+    fn most(&self, counted: impl Fn(&dyn SentStream) -> bool) -> (usize, Option<(u64, u64)>) {
+        // For each owner, the bytes and the number of its uploads, and the upload that ends first.
+        let mut by_owner = HashMap::<_, (u64, usize, (bool, u64, u64))>::new();
+        for (&id, Upload { owner, stream, .. }) in &self.open {
+            let bytes = stream.unread_bytes();
+            if bytes > 0 && counted(&**stream) {
+                let (all, count, most) = by_owner.entry(owner).or_default();
+                *all += bytes;
+                *count += 1;
+                *most = (*most).max((!stream.is_finished(), bytes, id));
+            }
+        }
+        let all = by_owner.values().map(|(_, count, _)| count).sum();
+        let most = by_owner.into_values().max().filter(|(_, count, _)| *count > 1);
+        (all, most.map(|(_, _, (_, bytes, id))| (bytes, id)))
+    }
+
+    fn end(&mut self, id: u64) {
+        if let Some(upload) = self.open.remove(&id) {
+            upload.ending.set();
         }
     }
 }
@@ -146,16 +169,28 @@ mod tests {
     const USED_UP: Credit = Credit { limit_bytes: 16 * WINDOW, left_bytes: 100 };
 
     #[derive(Debug)]
-    struct Sent(u64);
+    struct Sent {
+        unread_bytes: u64,
+        is_finished: bool,
+    }
 
     impl SentStream for Sent {
         fn unread_bytes(&self) -> u64 {
-            self.0
+            self.unread_bytes
+        }
+
+        fn is_finished(&self) -> bool {
+            self.is_finished
         }
     }
 
     fn open(uploads: &Arc<Uploads>, owner: u8, unread_bytes: u64) -> OpenUpload {
-        uploads.open(ReaderOwner::Address([192, 0, 2, owner].into()), Arc::new(Sent(unread_bytes)))
+        open_one(uploads, owner, unread_bytes, false)
+    }
+
+    fn open_one(uploads: &Arc<Uploads>, owner: u8, unread_bytes: u64, is_finished: bool) -> OpenUpload {
+        let sent = Arc::new(Sent { unread_bytes, is_finished });
+        uploads.open(ReaderOwner::Address([192, 0, 2, owner].into()), sent)
     }
 
     fn ended(uploads: &[OpenUpload]) -> Vec<bool> {
@@ -178,6 +213,24 @@ mod tests {
         open.drain(2..4);
         uploads.look(USED_UP, began + 2 * PATIENCE);
         assert_eq!(ended(&open), [false; 4]);
+    }
+
+    #[test]
+    fn finished_uploads_which_may_have_been_read_end_after_unfinished_ones_and_one_at_a_time() {
+        let (uploads, began) = (Uploads::new(16), Instant::now());
+        let of = [(2, true), (1, false), (1, false), (1, false), (2, true), (2, true)];
+        let open = of.map(|(owner, is_finished)| open_one(&uploads, owner, WINDOW, is_finished));
+        uploads.look(USED_UP, began);
+        uploads.look(USED_UP, began + PATIENCE);
+        assert_eq!(ended(&open), [false, false, true, true, false, false]);
+        uploads.look(USED_UP, began + 2 * PATIENCE);
+        assert_eq!(ended(&open), [false, false, true, true, false, true]);
+        uploads.look(USED_UP, began + 3 * PATIENCE);
+        uploads.look(USED_UP, began + 4 * PATIENCE);
+        assert_eq!(ended(&open), [false, false, true, true, true, true], "each client has one now");
+        let unfinished = open_one(&uploads, 2, WINDOW / 2, false);
+        uploads.look(USED_UP, began + 5 * PATIENCE);
+        assert_eq!(ended(&[unfinished]), [true]);
     }
 
     #[test]

@@ -274,6 +274,8 @@ pub struct StreamLedger {
     /// The stream's flow-control limit (RFC 9000 §4.1), and what it was at first.
     max_data: AtomicU64,
     window_bytes: u64,
+    /// Whether a frame has carried the stream's FIN.
+    finished: AtomicBool,
     /// Whether the driver wants to be told when the limit grows.
     blocked: AtomicBool,
     /// Whether the driver was told that the peer stopped reading.
@@ -289,6 +291,7 @@ impl StreamLedger {
             sent: AtomicU64::new(0),
             max_data: AtomicU64::new(limit),
             window_bytes: limit,
+            finished: AtomicBool::new(false),
             blocked: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
         })
@@ -330,9 +333,14 @@ impl StreamLedger {
 
 impl SentStream for StreamLedger {
     /// The limit of a stream grows by what the peer has read, a part of the window at a time. So a smaller number of bytes shows nothing.
+    /// After a FIN, the limit grows no more (RFC 9000 §3.2), so all bytes since its last growth count as unread.
     fn unread_bytes(&self) -> u64 {
         let unread_bytes = (self.sent_bytes() + self.window_bytes).saturating_sub(self.max_data.load(Relaxed));
         if unread_bytes > self.window_bytes / 8 { unread_bytes } else { 0 }
+    }
+
+    fn is_finished(&self) -> bool {
+        self.finished.load(Relaxed)
     }
 }
 

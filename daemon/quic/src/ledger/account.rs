@@ -135,7 +135,7 @@ impl Account {
     /// Notes a frame in the packet under construction.
     pub fn on_frame_sent(&mut self, frame: &Frame) {
         congestion::note_held_back(self.ledger.holds_back());
-        let &Frame::Stream { id, offset, len, .. } = frame else { return };
+        let &Frame::Stream { id, offset, len, is_fin, .. } = frame else { return };
         let Some(stream) = self.streams.get(&id) else { return };
         let (class, mark) = (stream.class.load(Relaxed), stream.mark.load(Relaxed));
         label::carry(ClassKey::from_number(class), Some(mark).filter(|mark| *mark != 0));
@@ -144,6 +144,9 @@ impl Account {
         if end > sent {
             stream.sent.store(end, Relaxed);
             self.ledger.sent.fetch_add(end - sent.max(offset), Relaxed);
+        }
+        if is_fin {
+            stream.finished.store(true, Relaxed);
         }
     }
 

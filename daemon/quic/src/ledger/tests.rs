@@ -27,6 +27,18 @@ fn bytes_count_once_however_often_they_are_sent() {
 }
 
 #[test]
+fn a_stream_is_finished_once_its_fin_has_been_sent() {
+    let mut account = Account::new(true);
+    let stream = account.open(0, 7);
+    account.on_frame_sent(&sent(0, 0, 1_000));
+    assert!(!stream.is_finished());
+    account.on_frame_sent(&builder::Frame::Stream { id: 0, offset: 1_000, len: 0, is_fin: true }.into_event());
+    // Lost bytes are sent again.
+    account.on_frame_sent(&sent(0, 0, 1_000));
+    assert!(stream.is_finished());
+}
+
+#[test]
 fn a_limit_that_grew_before_its_stream_was_accepted_counts() {
     let mut account = Account::new(true);
     account.on_frame_received(&max_stream_data(8, 5_000));
