@@ -1,43 +1,14 @@
 //! The connected clients, by prefix, and which clients may connect.
 //!
-//! A prefix is known while one of its users is connected, and then for as long as it is among the last [`REMEMBERED`]
-//! prefixes whose users have left. This counts prefixes, not time: the module reads no clock.
+//! A prefix is known while one of its users is connected, and then for as long as it is among the last
+//! [`REMEMBERED`](crate::prefixes::REMEMBERED) prefixes whose users have left. This counts prefixes, not time: the module reads no clock.
 
-use std::{
-    collections::{HashMap, VecDeque},
-    net::IpAddr,
+use std::collections::HashMap;
+
+use crate::{
+    limits::{AdmissionLimits, Limit},
+    prefixes::{AddressPrefix, RememberedPrefixes},
 };
-
-use crate::limits::{AdmissionLimits, Limit};
-
-/// How many prefixes are remembered for their previous users, besides prefixes whose users are connected.
-pub const REMEMBERED: usize = 4_096;
-
-/// The part of an address that is assumed to belong to one party: /24 of IPv4, /56 of IPv6.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum AddressPrefix {
-    /// The first 24 bits.
-    V4([u8; 3]),
-    /// The first 56 bits.
-    V6([u8; 7]),
-}
-
-impl AddressPrefix {
-    /// Returns the prefix of an address; IPv4 addresses in IPv6 form count as IPv4 addresses.
-    #[must_use]
-    pub fn of(address: IpAddr) -> Self {
-        match address.to_canonical() {
-            IpAddr::V4(address) => {
-                let [a, b, c, _] = address.octets();
-                Self::V4([a, b, c])
-            }
-            IpAddr::V6(address) => {
-                let [a, b, c, d, e, f, g, ..] = address.octets();
-                Self::V6([a, b, c, d, e, f, g])
-            }
-        }
-    }
-}
 
 /// The decision about an attempt to connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,8 +53,8 @@ pub(super) struct Census {
     /// How many of them belong to no user and came from a prefix without one.
     unknown: u32,
     prefixes: HashMap<AddressPrefix, Neighbours>,
-    /// Prefixes whose last user has left. The prefix that was left first is in front.
-    remembered: VecDeque<AddressPrefix>,
+    /// Prefixes whose last user has left.
+    remembered: RememberedPrefixes,
 }
 
 impl Census {
@@ -144,19 +115,13 @@ impl Census {
     pub(super) fn leave_known(&mut self, prefix: AddressPrefix) {
         let neighbours = self.neighbours(prefix);
         neighbours.known -= 1;
+        let mut forgotten = None;
         if neighbours.known == 0 {
-            // The search passes 4,096 prefixes at most, and a whole connection came before it.
-            if std::mem::replace(&mut neighbours.remembered, true)
-                && let Some(place) = self.remembered.iter().position(|of| *of == prefix)
-            {
-                self.remembered.remove(place);
-            }
-            self.remembered.push_back(prefix);
+            neighbours.remembered = true;
+            forgotten = self.remembered.insert(prefix);
         }
         self.leave(prefix, Origin::Known);
-        if self.remembered.len() > REMEMBERED
-            && let Some(oldest) = self.remembered.pop_front()
-        {
+        if let Some(oldest) = forgotten {
             self.neighbours(oldest).remembered = false;
             self.forget(oldest);
         }
@@ -195,6 +160,7 @@ impl Census {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::prefixes::REMEMBERED;
 
     fn prefix(number: u16) -> AddressPrefix {
         let [b, c] = number.to_be_bytes();
@@ -282,14 +248,5 @@ mod tests {
         (0..REMEMBERED as u16 - 1).for_each(|number| visit(10_000 + number));
         assert_eq!((census.prefixes.len(), census.remembered.len()), (REMEMBERED, REMEMBERED));
         assert_eq!((census.enter(prefix(0)), census.enter(prefix(1))), (Origin::Known, Origin::Unknown));
-    }
-
-    #[test]
-    fn addresses_of_one_party_have_one_prefix() {
-        let of = |address: &str| AddressPrefix::of(address.parse().unwrap());
-        assert_eq!(of("192.0.2.1"), of("::ffff:192.0.2.200"));
-        assert_ne!(of("192.0.2.1"), of("192.0.3.1"));
-        assert_eq!(of("2001:db8:0:1ff::1"), of("2001:db8:0:100::2"));
-        assert_ne!(of("2001:db8:0:1ff::1"), of("2001:db8:0:200::1"));
     }
 }

@@ -38,8 +38,9 @@ pub use self::{
     frame_counts::{PacketFrames, StreamFrames},
 };
 pub use super::{
-    census::{AddressPrefix, AdmissionVerdict, REMEMBERED},
+    census::AdmissionVerdict,
     limits::Limit,
+    prefixes::{AddressPrefix, REMEMBERED, RememberedPrefixes},
     user_frames::UserFrames,
 };
 use super::{

@@ -5,12 +5,12 @@
 //! asks for. So the clients of a flood keep others out only once, however many networks they come from, up to as many as are remembered.
 
 use std::{
-    collections::{BTreeMap, HashSet, VecDeque},
+    collections::{BTreeMap, VecDeque},
     convert::Infallible,
     net::IpAddr,
 };
 
-use admission::strangers::{AddressPrefix, REMEMBERED};
+use admission::strangers::{AddressPrefix, RememberedPrefixes};
 use tokio::sync::oneshot;
 
 use crate::unidentified_callers;
@@ -28,7 +28,8 @@ pub(super) struct Lines {
     of: BTreeMap<IpAddr, VecDeque<Waiting>>,
     /// How many clients have waited so far.
     came: u64,
-    silent: SilentNetworks,
+    /// The networks whose last newcomer has shown nothing.
+    silent: RememberedPrefixes,
 }
 
 /// A client that waits.
@@ -40,14 +41,6 @@ pub(super) struct Waiting {
     /// Whether it keeps its place among the listener's connections, so that the maximum of these bounds its line.
     keeps_place: bool,
     pub(super) enters: oneshot::Sender<LetIn>,
-}
-
-/// The networks whose last newcomer has shown nothing, up to [`REMEMBERED`] of them.
-#[derive(Default)]
-struct SilentNetworks {
-    of: HashSet<AddressPrefix>,
-    /// The oldest first. Some may have shown something since.
-    order: VecDeque<AddressPrefix>,
 }
 
 impl Waiting {
@@ -66,7 +59,7 @@ impl Lines {
     /// Adds a client to the line of its address.
     pub(super) fn push(&mut self, from: IpAddr, keeps_place: bool, enters: oneshot::Sender<LetIn>) {
         self.came += 1;
-        let is_silent = self.silent.of.contains(&AddressPrefix::of(from));
+        let is_silent = self.silent.contains(AddressPrefix::of(from));
         let waiting = Waiting { is_silent, came: self.came, keeps_place, enters };
         self.of.entry(unidentified_callers::place(from)).or_default().push_back(waiting);
     }
@@ -113,20 +106,12 @@ impl Lines {
 
     /// Notes that a newcomer of this network left, or was evicted, before it had shown what the listener asks for.
     pub(super) fn showed_nothing(&mut self, network: AddressPrefix) {
-        let SilentNetworks { of, order } = &mut self.silent;
-        if of.insert(network) {
-            order.push_back(network);
-        }
-        if order.len() > REMEMBERED
-            && let Some(oldest) = order.pop_front()
-        {
-            of.remove(&oldest);
-        }
+        self.silent.insert(network);
     }
 
     /// Notes that a newcomer of this network has shown what the listener asks for.
     pub(super) fn has_shown(&mut self, network: AddressPrefix) {
-        self.silent.of.remove(&network);
+        self.silent.remove(network);
     }
 }
 
@@ -138,6 +123,7 @@ mod tests {
         time::Duration,
     };
 
+    use admission::strangers::REMEMBERED;
     use tokio::time::sleep;
 
     use super::{
@@ -200,8 +186,21 @@ mod tests {
             lines.showed_nothing(network(number));
         }
         lines.has_shown(network(2));
-        let is_silent = |number| lines.silent.of.contains(&network(number));
+        let is_silent = |number| lines.silent.contains(network(number));
         assert_eq!([0, 1, 2, 3].map(is_silent), [false, true, false, true]);
-        assert_eq!(lines.silent.order.len(), REMEMBERED);
+    }
+
+    #[test]
+    fn a_network_that_was_silent_has_shown_something_and_is_silent_again_is_remembered_as_the_newest() {
+        let mut lines = Lines::default();
+        let network = |number: u32| AddressPrefix::of(Ipv4Addr::from(number << 8).into());
+        for number in 0..REMEMBERED as u32 {
+            lines.showed_nothing(network(number));
+        }
+        lines.has_shown(network(0));
+        lines.showed_nothing(network(0));
+        lines.showed_nothing(network(REMEMBERED as u32));
+        let is_silent = |number| lines.silent.contains(network(number));
+        assert_eq!([0, 1, 2].map(is_silent), [true, false, true]);
     }
 }
