@@ -118,7 +118,8 @@ impl NewcomersNow {
                 is_tried.push(place);
                 continue;
             };
-            if let Some(evicted) = evicted {
+            // A client that waits for its place was never read.
+            if let Some(evicted) = evicted.filter(|of| of.has_place) {
                 lines.showed_nothing(evicted.from);
             }
             if lines.pop(place).is_none_or(|first| first.enters.send((number, leave)).is_err()) {
@@ -211,15 +212,15 @@ impl Newcomers {
         }
     }
 
-    /// Takes a client out of the set, and notes for its network whether it `has_shown` what the listener asks for. Returns its sender if it
-    /// was in it.
+    /// Takes a client out of the set, and notes for its network whether it `has_shown` what the listener asks for, unless it was never
+    /// read. Returns its sender if it was in it.
     fn leave(&self, number: u64, has_shown: bool) -> Option<oneshot::Sender<Infallible>> {
         let mut now = self.now.lock();
         let now = now.as_mut()?;
-        let Inside { stay, from, .. } = now.inside.leave(number)?;
+        let Inside { stay, from, has_place, .. } = now.inside.leave(number)?;
         if has_shown {
             now.lines.has_shown(from);
-        } else {
+        } else if has_place {
             now.lines.showed_nothing(from);
         }
         now.settle();

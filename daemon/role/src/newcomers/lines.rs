@@ -124,10 +124,10 @@ mod tests {
     };
 
     use admission::strangers::REMEMBERED;
-    use tokio::time::sleep;
+    use tokio::{sync::Semaphore, time::sleep};
 
     use super::{
-        super::{Newcomers, tests::newcomers},
+        super::{GRACE, Newcomers, tests::newcomers},
         *,
     };
     use crate::holder::Holder;
@@ -176,6 +176,33 @@ mod tests {
         flood(&newcomers, (0..1_400).map(of));
         sleep(Duration::from_secs(15)).await;
         assert_eq!(served(&newcomers, Ipv4Addr::new(192, 0, 2, 1).into(), 10).await, 10);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_network_of_a_client_that_was_never_read_is_not_silent() {
+        for is_evicted in [false, true] {
+            let (newcomers, places) = (newcomers(2, 2), Arc::new(Semaphore::new(1)));
+            let first = newcomers.enter(Ipv4Addr::new(192, 0, 2, 1).into(), None, false).await;
+            let (from, place) = (Ipv4Addr::new(198, 51, 100, 1).into(), places.clone().acquire_owned().await.ok());
+            let second = {
+                let newcomers = newcomers.clone();
+                tokio::spawn(async move { newcomers.enter(from, place, false).await.is_some() })
+            };
+            let _other = places.acquire().await.unwrap();
+            drop(first);
+            sleep(2 * GRACE).await;
+            assert!(!second.is_finished(), "it waits for its place");
+            if is_evicted {
+                assert!(newcomers.enter(Ipv4Addr::LOCALHOST.into(), None, true).await.is_some());
+                assert!(!second.await.unwrap());
+            } else {
+                second.abort();
+                assert!(second.await.unwrap_err().is_cancelled());
+            }
+            let now = newcomers.now.lock();
+            let is_silent = |of: IpAddr| now.as_ref().unwrap().lines.silent.contains(AddressPrefix::of(of));
+            assert_eq!([from, Ipv4Addr::new(192, 0, 2, 1).into()].map(is_silent), [false, true]);
+        }
     }
 
     #[test]
