@@ -137,7 +137,7 @@ impl HttpConnection {
                 standing,
                 limits,
                 stopped_readers: readers(stream_windows(role)),
-                uploads: Uploads::new(stream_windows(Role::Server)),
+                uploads: matches!(role, Role::Client).then(|| Uploads::new(stream_windows(Role::Server))),
             },
             next_request: 0,
             goaway: None,

@@ -194,8 +194,7 @@ impl<S: PumpSocket> TcpPump<S> {
         (gate, traffic): (Gate, Arc<Traffic>),
     ) -> Self {
         request.recv.set_connect();
-        let is_edge = matches!(role, PolicyRole::Edge);
-        let upload = if is_edge { http.upload(request.stream_id, owner.clone()) } else { None };
+        let upload = http.upload(request.stream_id, owner.clone());
         request.flow.refuse_datagrams();
         Self {
             request,

@@ -43,7 +43,8 @@ pub struct Client {
     pub(super) standing: ClientStanding,
     pub(super) limits: MessageLimits,
     pub(super) stopped_readers: Arc<StoppedReaders>,
-    pub(super) uploads: Arc<Uploads>,
+    /// Only in the client role: a server knows one owner of all streams, its user.
+    pub(super) uploads: Option<Arc<Uploads>>,
 }
 
 /// A stream that the peer's credit allows (RFC 9000 §4.6), for a later request.
@@ -68,15 +69,17 @@ impl Client {
         &self.stopped_readers
     }
 
-    /// Adds a stream by which `owner` uploads bytes; `None` if it has ended.
+    /// Adds a stream by which `owner` uploads bytes; `None` if it has ended, or in the server role.
     #[must_use]
     pub fn upload(&self, stream_id: u64, owner: ReaderOwner) -> Option<OpenUpload> {
-        Some(self.uploads.open(owner, self.dispatcher.books(stream_id)?))
+        Some(self.uploads.as_ref()?.open(owner, self.dispatcher.books(stream_id)?))
     }
 
     /// Ends uploads that hold all credit of the connection. See [`Uploads::look`].
     pub fn look_at_uploads(&self, now: Instant) {
-        self.uploads.look(self.dispatcher.credit(), now);
+        if let Some(uploads) = &self.uploads {
+            uploads.look(self.dispatcher.credit(), now);
+        }
     }
 
     /// Notes that nothing of a stream is held any more, because we stopped and reset it.
