@@ -121,6 +121,8 @@ impl Acceptor {
 pub struct Accepting {
     listener: TcpListener,
     acceptor: Acceptor,
+    /// Whether the last connection took a reserved descriptor.
+    took_reserved: bool,
 }
 
 impl Accepting {
@@ -130,6 +132,7 @@ impl Accepting {
         Self {
             listener,
             acceptor: Acceptor { door: "edge", failures: Counter::default(), told: None, is_short: false },
+            took_reserved: false,
         }
     }
 
@@ -140,16 +143,20 @@ impl Accepting {
     }
 
     /// Returns the next connection and its peer address, as [`Acceptor::next`] does. While only reserved descriptors are left
-    /// ([`unreserved`]), clients wait in the backlog, except one that comes while this already waits for it.
+    /// ([`unreserved`]), clients wait in the backlog, except the client whose connection took the first of these.
     pub async fn next(&mut self) -> (TcpStream, SocketAddr) {
-        let Self { listener, acceptor } = self;
-        let listener = &*listener;
+        let Self { listener, acceptor, took_reserved } = self;
+        let (listener, is_short) = (&*listener, *took_reserved);
         let accept = || async {
             // A client that was accepted first would have to be closed.
-            unreserved(listener.as_fd().try_clone_to_owned()?)?;
+            if is_short {
+                unreserved(listener.as_fd().try_clone_to_owned()?)?;
+            }
             listener.accept().await
         };
-        acceptor.next(accept).await
+        let (stream, from) = acceptor.next(accept).await;
+        *took_reserved = unreserved(&stream).is_err();
+        (stream, from)
     }
 }
 
