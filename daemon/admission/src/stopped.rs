@@ -218,15 +218,16 @@ struct Wait {
 
 impl OpenReader {
     /// Notes that bytes wait for it. Returns whether [`OpenReader::due`] has changed.
-    pub fn waits(&mut self, now: Instant) -> bool {
+    pub fn waits(&mut self, now: impl FnOnce() -> Instant) -> bool {
         match &mut self.wait {
             Some(wait) => {
                 if std::mem::take(&mut wait.is_over) {
-                    wait.since = now;
+                    wait.since = now();
                 }
                 false
             }
             None => {
+                let now = now();
                 self.wait = Some(Wait { since: now, is_over: false, due: now + self.of.terms.shared });
                 true
             }
@@ -338,7 +339,7 @@ mod tests {
         /// Opens a stream for which bytes wait at once.
         fn open(&self, owner: [u8; 4]) -> OpenReader {
             let mut reader = self.readers.open(ReaderOwner::Address(owner.into()), self.now);
-            assert!(reader.waits(self.now));
+            assert!(reader.waits(|| self.now));
             reader
         }
 

@@ -306,7 +306,7 @@ impl<S: PumpSocket> TcpPump<S> {
                 }
                 let granted = &self.unwritten[..self.granted];
                 let Poll::Ready(written) = Pin::new(&mut self.socket).poll_write(cx, granted) else {
-                    self.has_new_due |= self.reader.waits(Instant::now().into_std());
+                    self.has_new_due |= self.reader.waits(|| Instant::now().into_std());
                     return Poll::Pending;
                 };
                 let written = written?;

@@ -145,7 +145,7 @@ impl<P> Answer<P> {
     pub(super) fn recorded(mut self, recording: Recording) -> Self {
         self.recording = Some(recording);
         if let Some(open) = &mut *self.streams.lock() {
-            open.reader.waits(now());
+            open.reader.waits(now);
         }
         self.watch = Some(tokio::spawn(watch(self.streams.clone())).abort_handle());
         self
@@ -242,7 +242,7 @@ impl<P: Unpin> Body for Answer<P> {
             };
             match part {
                 Ok(Some(Part::Data(bytes))) => {
-                    reader.waits(now());
+                    reader.waits(now);
                     answer.handed_bytes = bytes.len();
                     answer.traffic.add_down(bytes.len() as u64, 0);
                     if let Some(recording) = &mut answer.recording {
