@@ -39,13 +39,10 @@ impl<T> UnidentifiedCallers<T> {
         may_leave: impl Fn(&T) -> Option<bool>,
     ) -> Option<(u64, Option<T>)> {
         let place = place(address);
+        let leaves = |at: &usize| self.inside.get(*at).is_some_and(|(_, _, other)| may_leave(other) == Some(true));
         let evicted = match self.crowded(place, |other| may_leave(other).is_some()) {
             None => None,
-            Some(at) => {
-                let at =
-                    at.filter(|at| self.inside.get(*at).is_some_and(|(_, _, other)| may_leave(other) == Some(true)))?;
-                self.remove(at)
-            }
+            Some(at) => self.remove(at.filter(leaves)?),
         };
         Some((self.push(place, caller), evicted))
     }
