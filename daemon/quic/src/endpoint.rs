@@ -14,6 +14,7 @@ use admission::{
     strangers::{AdmissionVerdict, ConnectionPlaces},
 };
 use anyhow::{Context as _, Result, anyhow};
+pub use congestion::{Congestion, Controllers};
 use masque::h3::Role;
 use pacing::{
     io::{PacketObservers, Provider, SocketSettings, device::Devices},
@@ -37,7 +38,6 @@ use super::{
     flow_control::{UNIDIRECTIONAL_STREAMS, UNIDIRECTIONAL_WINDOW_BYTES, stream_windows},
     tls::ServerTls,
 };
-pub use congestion::{Congestion, Controllers};
 
 /// Transport settings that both roles share.
 #[derive(Clone, Debug)]
