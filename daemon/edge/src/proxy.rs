@@ -93,7 +93,7 @@ impl Entrance {
             door,
             shared: Arc::new(shared),
             clients: PerUser::default(),
-            // No known client makes room: each has a tunnel, or an association.
+            // No known client makes room: each waits for a tunnel, or has a tunnel or an association.
             newcomers: Newcomers::new(
                 proxy.max_connections as usize,
                 usize::MAX,

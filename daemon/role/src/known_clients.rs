@@ -1,4 +1,5 @@
-//! Clients of a model listener that are no newcomers any more (`newcomers`), and which of their connections makes room for another client.
+//! Clients of a listener for models, or of a proxy, that are no newcomers any more (`newcomers`), and which of their connections makes room
+//! for another client. At a proxy, none makes room.
 //!
 //! A user may have all connections of a listener while no other client waits for one. Once a client waits, the user with the most
 //! connections loses one: the connection that has been without a request for longest, or else one that has waited for the rest of a body
