@@ -1,9 +1,10 @@
 //! Streams whose readers have stopped. Their unread bytes use up the connection's credit (RFC 9000 §4.1), which all its streams share, and
 //! the transport gives none of it back before they are read.
 //!
-//! At an edge, the readers are its clients, and those of one client must not hold up another's. While several clients have streams on the
-//! connection, a reader therefore counts as stopped soon, also if it only takes little, and the client with the most stopped readers loses
-//! one. At a relay, the readers are targets, and all of them belong to one user.
+//! At an edge, the readers are its clients, and the readers of one client must not hold up the readers of another. A reader that takes too
+//! little counts as stopped there, and much sooner while several clients have streams on the connection. At a relay, the readers are
+//! targets, all of one user, and a target that takes any byte has not stopped. In both roles, the owner with the most stopped readers (a
+//! client, or the address of targets) loses one.
 
 use std::{
     collections::{BTreeMap, HashMap},

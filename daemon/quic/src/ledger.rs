@@ -121,8 +121,8 @@ impl Ledger {
         self.sent.load(Relaxed) + self.returned.load(Relaxed)
     }
 
-    /// Returns the peer's credit for all streams together. Before the peer gives more, its initial limit counts as a relay's; if more has
-    /// left by then, it is higher, and all of it counts as left.
+    /// Returns the peer's credit for all streams together. The peer's initial limit is not known: a relay's is assumed until the peer
+    /// raises it. Once more bytes than that have left, the assumption was wrong, and all credit counts as left.
     #[must_use]
     pub fn credit(&self) -> Credit {
         let limit_bytes = self.max_data.load(Relaxed);

@@ -333,8 +333,8 @@ impl RelayConnection {
     }
 }
 
-/// Drives a client's connection until it ends, and returns why it ended. While its streams have several owners, ends uploads of an owner that
-/// hold all of the connection's credit.
+/// Drives a client's connection until it ends, and returns why it ended. While its streams have several owners, also ends uploads that hold
+/// all of the connection's credit ([`h3::Client::look_at_uploads`]).
 pub async fn drive(mut connection: HttpConnection) -> h3::Error {
     let http = connection.client();
     let driving = async {

@@ -25,7 +25,7 @@ struct PlacesNow {
     free: usize,
     /// How many places each holder has; none has zero.
     held: HashMap<Holder, usize>,
-    /// Those who wait, by their numbers. Dropping a sender tells that the place is there.
+    /// The clients that wait, by their numbers. Dropping a sender tells its client that it has its place.
     lines: HashMap<Holder, BTreeMap<u64, oneshot::Sender<Infallible>>>,
     /// How many have come so far.
     came: u64,

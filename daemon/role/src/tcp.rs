@@ -66,7 +66,8 @@ pub enum End {
     Failed(TcpError),
     /// No bytes moved for too long.
     Idle,
-    /// The socket took no bytes for too long, or too few, and unread bytes of such tunnels used up the connection's credit.
+    /// The socket, or at an edge the target, took too few bytes for too long, and unread bytes of such tunnels used up the connection's
+    /// credit.
     Stopped,
 }
 
@@ -154,7 +155,7 @@ pub struct TcpPump<S = TcpStream> {
 enum Step {
     /// Both directions have ended.
     Ended,
-    /// The socket has stopped, and the connection has no room for so many stopped readers.
+    /// The connection has no room for the unread bytes of this tunnel.
     Stopped,
     /// The socket takes no more bytes at the moment.
     Waits,
@@ -226,10 +227,11 @@ impl<S: PumpSocket> TcpPump<S> {
     }
 
     /// Relays until both sides have ended, one has failed, or no bytes have moved, or waited for a rate, for `idle`. Calls
-    /// `on_class` with the old and the new class when the tunnel's class changes. When both sides have ended, waits for at most
-    /// `idle`, beyond the time in which a rate holds bytes back, until the other end has acknowledged everything, because a
-    /// connection that is closed before that cuts the tail, and then resets the stream. A tunnel whose socket has stopped taking bytes ends when the connection has no room
-    /// for so many of them.
+    /// `on_class` with the old and the new class when the tunnel's class changes.
+    ///
+    /// When both sides have ended, waits until the other end has acknowledged everything, because a connection that is closed before that
+    /// cuts the tail. After `idle`, not counting time in which a rate holds bytes back, resets the stream instead. A tunnel also ends if
+    /// the connection has no room for its unread bytes: its socket has stopped taking them, or, at an edge, its target has.
     pub async fn run(mut self, idle: Duration, mut on_class: impl FnMut(&S, &Class, &Arc<Class>)) -> End {
         let (mut moved, mut quiet_since) = (self.traffic.bytes(), Instant::now());
         // An early end of any kind is a reset (RFC 9114 §4.4), so that neither peer takes a part for the whole.

@@ -164,7 +164,7 @@ async fn decide(
             listener: client.listener,
             client: client.address,
             path: client.path.clone(),
-            // No browser sends what a page asks for by this way: it would need a token, or to trust the relay's certificate.
+            // No web page gets here through a browser: the browser would need a token, or would have to trust the relay's certificate.
             refusal: None,
         };
         return Ok(Decision::Model(Box::new(ForModel { gateway, head, asker, places })));

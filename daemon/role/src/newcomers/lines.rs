@@ -1,8 +1,9 @@
 //! The lines of clients that want to be newcomers at a listener, one of each address, and which client is sent away if too many wait.
 //!
-//! That is one of the network with the most waiting clients: its newest one of its longest line. Of networks with as many, the newest
-//! client goes, and first one whose network was silent: its last newcomer left, or was evicted, before it had shown what the listener
-//! asks for. So the clients of a flood keep others out only once, however many networks they come from, up to as many as are remembered.
+//! The client that is sent away is of the network with the most waiting clients: the newest in the longest line there. If several networks
+//! have as many, clients of silent networks go first, then the newest. A network is silent if its last newcomer left, or was evicted,
+//! before it had shown what the listener asks for; a newcomer that was never read does not count. So the clients of a flood keep others out
+//! only once, however many networks they come from, up to as many as are remembered.
 
 use std::{
     collections::{BTreeMap, VecDeque},
