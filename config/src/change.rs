@@ -130,6 +130,7 @@ pub fn rows(old: &Config, new: &Config) -> Vec<ChangeRow> {
         quantum: Restart ["transport.quantum_us"],
         min_paced_rtt: Restart ["transport.min_paced_rtt_us"],
         coalesce: Restart ["transport.coalesce_us"],
+        busy_poll: Restart ["transport.busy_poll_us"],
     }));
     rows.extend(rows!(&[(&old.kernel, &new.kernel)], Kernel within [] {
         devices: Restart ["kernel.devices"],

@@ -50,8 +50,17 @@ pub fn explain(config: &Config, now: SystemTime) -> String {
 }
 
 fn transport(transport: &TransportSettings) -> String {
-    let TransportSettings { initial_mtu, max_mtu, congestion, keep_alive, io, quantum, min_paced_rtt, coalesce } =
-        transport;
+    let TransportSettings {
+        initial_mtu,
+        max_mtu,
+        congestion,
+        keep_alive,
+        io,
+        quantum,
+        min_paced_rtt,
+        coalesce,
+        busy_poll,
+    } = transport;
     let keep_alive = keep_alive.map_or("no keep-alive".into(), |every| format!("keep-alive every {every:?}"));
     let departures = match io {
         PacketIo::Paced => {
@@ -59,13 +68,14 @@ fn transport(transport: &TransportSettings) -> String {
         }
         PacketIo::Stock => "bursts of s2n-quic".into(),
     };
-    let coalescing = match coalesce {
-        &Duration::ZERO => String::new(),
-        coalesce => format!(", events gathered for up to {coalesce:?} under load"),
+    let waits = match (coalesce, busy_poll) {
+        (&Duration::ZERO, &Duration::ZERO) => String::new(),
+        (&Duration::ZERO, time) => format!(", events polled for during {time:?} after each arrival"),
+        (coalesce, _) => format!(", events gathered for up to {coalesce:?} under load"),
     };
     format!(
         "transport: packets of {initial_mtu} bytes at first and {max_mtu} at most, congestion control {congestion}, \
-         {keep_alive}, {departures}{coalescing}"
+         {keep_alive}, {departures}{waits}"
     )
 }
 

@@ -26,6 +26,8 @@ pub struct TransportSettings {
     pub min_paced_rtt: Duration,
     /// How long a busy thread that moves packets lets events gather before it handles them; zero if it handles each at once.
     pub coalesce: Duration,
+    /// How long such a thread polls for events after each arrival, before it sleeps; zero if it sleeps at once. Zero if `coalesce` is not.
+    pub busy_poll: Duration,
 }
 
 impl Default for TransportSettings {
@@ -39,6 +41,7 @@ impl Default for TransportSettings {
             quantum: Duration::from_micros(125),
             min_paced_rtt: Duration::from_millis(2),
             coalesce: Duration::ZERO,
+            busy_poll: Duration::ZERO,
         }
     }
 }
@@ -84,7 +87,14 @@ pub(crate) fn walk(section: &mut Section<'_>, of: &TransportSettings) -> Transpo
     let quantum = section.number("quantum_us", 0..=1_000, of.quantum.as_micros() as u64);
     let min_paced_rtt = section.number("min_paced_rtt_us", 0..=1_000_000, of.min_paced_rtt.as_micros() as u64);
     let coalesce = section.number("coalesce_us", 0..=5_000, of.coalesce.as_micros() as u64);
-    let [quantum, min_paced_rtt, coalesce] = [quantum, min_paced_rtt, coalesce].map(Duration::from_micros);
+    let busy_poll = section.number("busy_poll_us", 0..=1_000, of.busy_poll.as_micros() as u64);
+    if coalesce > 0 && busy_poll > 0 {
+        let cause = "a thread cannot let events gather and poll for them";
+        let problem = Problem::Contradiction { cause, remedy: "remove it, or coalesce_us" };
+        section.refuse_by("busy_poll_us", problem, section.keys(&["coalesce_us", "busy_poll_us"]));
+    }
+    let times = [quantum, min_paced_rtt, coalesce, busy_poll];
+    let [quantum, min_paced_rtt, coalesce, busy_poll] = times.map(Duration::from_micros);
     let keep_alive = (!keep_alive.is_zero()).then_some(keep_alive);
-    TransportSettings { initial_mtu, max_mtu, congestion, keep_alive, io, quantum, min_paced_rtt, coalesce }
+    TransportSettings { initial_mtu, max_mtu, congestion, keep_alive, io, quantum, min_paced_rtt, coalesce, busy_poll }
 }

@@ -36,7 +36,6 @@ use systemd::{
     watchdog::{Watchdog, Watched},
 };
 use tokio::{sync::oneshot, task::JoinSet, time::sleep};
-use turns::Coalescing;
 
 /// How long connections have to close, and then their last packets to leave.
 pub(crate) const CLOSING: Duration = Duration::from_millis(50);
@@ -126,8 +125,8 @@ pub struct Endpoints {
     pub transport: Transport,
     /// How many workers there are.
     pub workers: usize,
-    /// How busy workers let events gather.
-    pub coalescing: Coalescing,
+    /// How the workers wait for events.
+    pub waits: turns::Waits,
     /// The listeners, and their certificates.
     pub listeners: Vec<(ListenerSettings, ServerTls)>,
     /// The number of each listener's class, for new connection IDs.
@@ -203,7 +202,7 @@ impl Endpoints {
     ) -> Result<impl Future<Output = Result<()>> + Send + 'static> {
         let (started, has_started) = oneshot::channel();
         let (ended, has_ended) = oneshot::channel();
-        let runtime = turns::runtime(self.coalescing.clone())?;
+        let runtime = turns::runtime(self.waits.clone())?;
         let work = async move {
             match self.start(worker, sockets) {
                 // If the daemon is ending, the receivers are gone.

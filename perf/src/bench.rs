@@ -131,7 +131,7 @@ impl Bench {
     /// Whether the benchmark fails if this relay is not built. Go may be missing on this machine, and the lab may measure paced alone.
     fn requires(&self, kind: Kind) -> bool {
         match kind {
-            Kind::Paced | Kind::Coalescing => true,
+            Kind::Paced | Kind::Coalescing | Kind::Polling => true,
             Kind::Quinn => !self.virtual_time,
             Kind::QuicGo => false,
         }
@@ -198,6 +198,12 @@ impl Step {
         matches!(self, Self::Idle(_))
     }
 
+    /// Whether a relay has something to show in this step. Polling saves the time until a sleeping thread is awake, which a payload alone in
+    /// flight has to wait for.
+    fn suits(&self, kind: Kind) -> bool {
+        kind != Kind::Polling || matches!(self, Self::Echo(Echo { window: 1, .. }))
+    }
+
     async fn run(self, kind: Kind, relay: &Relay) -> Result<Vec<Figure>> {
         match self {
             Self::Direct { seconds } => echo::direct(seconds).await,
@@ -223,7 +229,7 @@ pub async fn run(bench: &Bench, out: &Path) -> Result<()> {
     let mut kinds = Vec::new();
     for &kind in Kind::value_variants() {
         // In virtual time, sleeping costs nothing, and the steps there compare the costs of single events.
-        if bench.virtual_time && kind == Kind::Coalescing {
+        if bench.virtual_time && matches!(kind, Kind::Coalescing | Kind::Polling) {
             continue;
         }
         match program(kind) {
@@ -244,7 +250,7 @@ pub async fn run(bench: &Bench, out: &Path) -> Result<()> {
             // A step without a relay is the same for all kinds.
             let is_direct = matches!(step, Step::Direct { .. });
             let relays = if is_direct { &started[..1] } else { &started[..] };
-            for (kind, relay) in relays {
+            for (kind, relay) in relays.iter().filter(|(kind, _)| step.suits(*kind)) {
                 let peer = if is_direct { "none" } else { kind.name() };
                 match step.run(*kind, &relay.relay).await {
                     Ok(figures) => results.add(&config, peer, &figures, bench.virtual_time),

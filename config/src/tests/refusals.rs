@@ -197,6 +197,12 @@ fn every_refusal_says_where_which_key_what_and_what_instead() {
             "8000-8099",
         ),
         ("[transport]\ninitial_mtu = 1501", "line 2, column 15: transport.initial_mtu: ", "larger", "raise max_mtu"),
+        (
+            "[transport]\ncoalesce_us = 1000\nbusy_poll_us = 50",
+            "line 3, column 16: transport.busy_poll_us: ",
+            "cannot let events gather and poll",
+            "coalesce_us",
+        ),
         (&forward("client_key = \"/k\""), "line 1, column 1: forward.client_certificate: ", "go together", "give both"),
         (
             &forward("backoff_first_ms = 40000"),

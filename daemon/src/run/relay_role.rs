@@ -32,7 +32,6 @@ use serving::in_force::GatewayInForce;
 use state::StateFolder;
 use systemd::watchdog::Watchdog;
 use tokio::{runtime::Handle, task::JoinSet};
-use turns::Coalescing;
 
 use crate::{
     configuration::identity,
@@ -55,8 +54,8 @@ pub(super) struct RelayRole {
     pub(super) ledger: Arc<QuotaLedger>,
     /// How long tunnels may continue after SIGTERM.
     pub(super) drain: Duration,
-    /// How long a busy worker lets events gather.
-    coalesce: Duration,
+    /// How the workers wait for events.
+    waits: turns::Waits,
     host_addresses: HostAddresses,
     secret: Secret,
     steering: Steering,
@@ -108,7 +107,7 @@ impl RelayRole {
             open: Arc::new(AtomicBool::new(true)),
             ledger,
             drain: settings.drain,
-            coalesce: config.transport.coalesce,
+            waits: super::waits(&config.transport, parts),
             host_addresses,
             secret,
             steering,
@@ -140,7 +139,7 @@ impl RelayRole {
             relay: self.relay.clone(),
             transport,
             workers: sockets.len(),
-            coalescing: Coalescing { interval: self.coalesce, rests: parts.rests.clone() },
+            waits: self.waits.clone(),
             listeners: self.listeners.clone(),
             classes: self.classes.clone(),
             limits: limits.clone(),

@@ -1,6 +1,7 @@
-//! Fewer and longer turns of a busy thread, as a network card coalesces its interrupts (`rx-usecs` of ethtool(8)).
+//! How a thread that moves packets waits for events: as briefly as they are apart, or longer than it has to, or without sleep (`busy`).
 //!
-//! Under load, waiting, reading sockets and sending messages cost more than the packets themselves, so that a relay becomes cheaper if one
+//! Longer waits make fewer and longer turns of a busy thread, as a network card coalesces its interrupts (`rx-usecs` of ethtool(8)). Under
+//! load, waiting, reading sockets and sending messages cost more than the packets themselves, so that a relay becomes cheaper if one
 //! turn handles more of them. A turn begins when the thread wakes up. A busy thread, whose last wait was shorter than the interval, rests
 //! until the interval has passed since the turn's beginning, and then waits again. Any other thread waits again at once, so that single
 //! packets are not delayed. A thread with little work never rests, nor does one whose senders would then send less (`trial`): readers of
@@ -17,6 +18,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use self::trial::Trial;
 
+mod busy;
 mod trial;
 
 thread_local! {
@@ -25,12 +27,14 @@ thread_local! {
     static TURNS: RefCell<Option<Turns>> = const { RefCell::new(None) };
 }
 
-/// How busy threads let events gather.
+/// How threads wait for events. By default, each event wakes its thread. Do not set both times.
 #[derive(Clone, Debug, Default)]
-pub struct Coalescing {
+pub struct Waits {
     /// The shortest time between the beginnings of two turns under load: events and timers are late by up to this much. Zero lets each
     /// event wake the thread.
-    pub interval: Duration,
+    pub coalesce: Duration,
+    /// How long a thread polls for events after each arrival, before it sleeps. Zero lets it sleep at once.
+    pub busy_poll: Duration,
     /// Counts the rests of all threads.
     pub rests: Counter,
 }
@@ -39,12 +43,12 @@ pub struct Coalescing {
 ///
 /// # Errors
 /// The kernel refuses what a runtime needs.
-pub fn runtime(Coalescing { interval, rests }: Coalescing) -> io::Result<Runtime> {
+pub fn runtime(Waits { coalesce, busy_poll, rests }: Waits) -> io::Result<Runtime> {
     let mut builder = Builder::new_current_thread();
-    if !interval.is_zero() {
+    if !coalesce.is_zero() {
         builder.on_thread_unpark(move || {
             let now = Instant::now();
-            TURNS.with_borrow_mut(|turns| turns.get_or_insert_with(|| Turns::new(interval, now)).begin(now));
+            TURNS.with_borrow_mut(|turns| turns.get_or_insert_with(|| Turns::new(coalesce, now)).begin(now));
         });
         builder.on_thread_park(move || {
             TURNS.with_borrow_mut(|turns| {
@@ -58,12 +62,17 @@ pub fn runtime(Coalescing { interval, rests }: Coalescing) -> io::Result<Runtime
             });
         });
     }
-    builder.enable_all().build()
+    let runtime = builder.enable_all().build()?;
+    if !busy_poll.is_zero() {
+        runtime.spawn(busy::poll_after_arrivals(busy_poll));
+    }
+    Ok(runtime)
 }
 
 /// Notes that the current thread has read `bytes` from a socket.
 pub fn arrived(bytes: usize) {
     ARRIVED_BYTES.set(ARRIVED_BYTES.get() + bytes as u64);
+    busy::arrived();
 }
 
 /// When the last turn of a thread began, and the last wait before it.
@@ -129,15 +138,15 @@ mod tests {
     fn a_thread_with_an_interval_rests_between_turns_and_counts_it() {
         let interval = Duration::from_millis(50);
         for (interval, waits) in [(Duration::ZERO, 3), (interval, 1_000)] {
-            let coalescing = Coalescing { interval, ..Coalescing::default() };
-            let runtime = runtime(coalescing.clone()).unwrap();
+            let how = Waits { coalesce: interval, ..Waits::default() };
+            let runtime = runtime(how.clone()).unwrap();
             // As after trials that found rests free.
             let turns = (!interval.is_zero()).then(|| Turns {
                 trial: Trial::usually(true, Duration::from_secs(3_600), Instant::now()),
                 ..Turns::new(interval, Instant::now())
             });
             TURNS.replace(turns);
-            let (counted, began) = (coalescing.rests.clone(), Instant::now());
+            let (counted, began) = (how.rests.clone(), Instant::now());
             runtime.block_on(async {
                 // The first wait shows that the thread is busy, unless a slow machine makes it longer than the interval.
                 for _ in 0..waits {
@@ -150,6 +159,13 @@ mod tests {
             assert_eq!(counted.get() == 0, interval.is_zero());
             assert!(interval.is_zero() || began.elapsed() >= interval, "a rest takes time");
             TURNS.take();
+        }
+    }
+    #[test]
+    fn only_a_thread_that_polls_for_events_has_a_task_for_it() {
+        for (busy_poll, tasks) in [(Duration::ZERO, 0), (Duration::from_micros(50), 1)] {
+            let runtime = runtime(Waits { busy_poll, ..Waits::default() }).unwrap();
+            assert_eq!(runtime.metrics().num_alive_tasks(), tasks);
         }
     }
 }

@@ -42,6 +42,8 @@ pub enum Kind {
     Paced,
     /// The same with `coalesce_us = 1000`.
     Coalescing,
+    /// The same with `busy_poll_us = 50`.
+    Polling,
     /// The peer on quinn and h3 in `perf/peers/quinn-relay`.
     Quinn,
     /// The quic-go peer in `perf/peers/quic-go-relay`.
@@ -55,6 +57,7 @@ impl Kind {
         match self {
             Self::Paced => "paced",
             Self::Coalescing => "paced, coalescing",
+            Self::Polling => "paced, polling",
             Self::Quinn => "quinn",
             Self::QuicGo => "quic-go",
         }
@@ -63,14 +66,14 @@ impl Kind {
     /// Whether it is this project's relay, however it is configured.
     #[must_use]
     pub fn is_ours(self) -> bool {
-        matches!(self, Self::Paced | Self::Coalescing)
+        matches!(self, Self::Paced | Self::Coalescing | Self::Polling)
     }
 
     /// Names the allocator of the relay's memory.
     #[must_use]
     pub fn allocator(self) -> &'static str {
         match self {
-            Self::Paced | Self::Coalescing | Self::Quinn => "glibc malloc",
+            Self::Paced | Self::Coalescing | Self::Polling | Self::Quinn => "glibc malloc",
             Self::QuicGo => "Go runtime",
         }
     }
@@ -134,6 +137,7 @@ impl Started {
         match kind {
             Kind::Paced => on_relay_core(|| start_paced(&program, (UNLIMITED_REQUESTS, ""))),
             Kind::Coalescing => on_relay_core(|| start_paced(&program, (UNLIMITED_REQUESTS, COALESCING))),
+            Kind::Polling => on_relay_core(|| start_paced(&program, (UNLIMITED_REQUESTS, POLLING))),
             Kind::Quinn => on_relay_core(|| start_peer(&program, stack::quinn())),
             Kind::QuicGo => on_relay_core(|| start_peer(&program, stack::quic_go())),
         }
@@ -164,7 +168,7 @@ impl Drop for Started {
 /// When it does not exist; the message says how to build it.
 pub fn program(kind: Kind) -> Result<PathBuf> {
     match kind {
-        Kind::Paced | Kind::Coalescing => {
+        Kind::Paced | Kind::Coalescing | Kind::Polling => {
             built(own_folder()?.join("paced"), "cargo build --release -p paced -p pacectl")
         }
         Kind::Quinn => peer("quinn-relay", PEERS_BUILD),
@@ -247,6 +251,9 @@ const UNLIMITED_REQUESTS: &str = "requests_per_second = 1000000";
 
 /// The key of `[transport]` that makes paced coalesce events, as [`Kind::Coalescing`] does.
 pub const COALESCING: &str = "coalesce_us = 1000";
+
+/// The key of `[transport]` that makes paced poll for events, as [`Kind::Polling`] does.
+const POLLING: &str = "busy_poll_us = 50";
 
 /// Clients need no credentials, only loopback can be reached, and no limit slows a benchmark.
 fn configuration(address: SocketAddr, folder: &Path, (limits, transport): (&str, &str)) -> String {
@@ -334,11 +341,12 @@ mod tests {
     #[test]
     fn the_configuration_of_the_relay_is_valid() {
         let address = "127.0.0.1:4433".parse().unwrap();
-        for (transport, coalesce_us) in [("", 0), (COALESCING, 1_000)] {
+        for (transport, coalesce_us, busy_poll_us) in [("", 0, 0), (COALESCING, 1_000, 0), (POLLING, 0, 50)] {
             let text = configuration(address, Path::new("/run/x"), (UNLIMITED_REQUESTS, transport));
             let config = config::Config::from_toml(&text).unwrap();
             assert_eq!(config.relay.unwrap().listeners[0].address, address);
-            assert_eq!(config.transport.coalesce, Duration::from_micros(coalesce_us));
+            let waits = [config.transport.coalesce, config.transport.busy_poll];
+            assert_eq!(waits, [coalesce_us, busy_poll_us].map(Duration::from_micros));
         }
     }
 
