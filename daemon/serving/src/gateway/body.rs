@@ -74,6 +74,16 @@ impl Bodies {
         self.shares.lock().held.entry(holder.clone()).or_default().bodies += 1;
         BodyShare { of: self.clone(), holder, head_bytes: 0, units: 0 }
     }
+
+    /// Returns how many bodies there are, and how many bytes count for them.
+    #[cfg(test)]
+    pub(super) fn counted(&self) -> (usize, usize) {
+        let shares = self.shares.lock();
+        shares
+            .held
+            .values()
+            .fold((0, 0), |(bodies, bytes), held| (bodies + held.bodies, bytes + held.units * UNIT_BYTES))
+    }
 }
 
 impl BodyShare {

@@ -54,11 +54,50 @@ fn gateway_of(engine: &str, stall_timeout: Duration) -> Arc<Gateway> {
     Gateway::new(&settings, &classes(), (shared, &spending), (&Learned::default(), None)).unwrap()
 }
 
-/// Waits until the engine has a request.
-async fn at_work(gateway: &Gateway) {
-    while gateway.models[0].engines.status()[0].in_flight == 0 {
-        sleep(Duration::from_millis(1)).await;
-    }
+/// Starts an engine whose answer to its first request is what is sent here, each part as soon as it comes. Returns its address.
+async fn engine_by_parts() -> (String, mpsc::UnboundedSender<String>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("http://{}/v1", listener.local_addr().unwrap());
+    let (parts, mut made) = mpsc::unbounded_channel::<String>();
+    tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut request = BytesMut::new();
+        while !request.ends_with(b"}") && stream.read_buf(&mut request).await.unwrap() > 0 {}
+        while let Some(part) = made.recv().await {
+            stream.write_all(part.as_bytes()).await.unwrap();
+        }
+    });
+    (address, parts)
+}
+
+/// The next chunk of a streamed answer, with this content.
+fn chunk(content: &str) -> String {
+    format!("{:x}\r\n{content}\r\n", content.len())
+}
+
+/// The last chunk of a streamed answer.
+fn done() -> String {
+    chunk("data: [DONE]\n\n") + "0\r\n\r\n"
+}
+
+/// An event with a token of 50 kB.
+fn long_token() -> String {
+    format!("data: {{\"choices\":[{{\"text\":\"{}\"}}]}}\n\n", "x".repeat(50_000))
+}
+
+/// Waits for what has to happen.
+async fn until(happens: impl Fn() -> bool) {
+    let waits = async {
+        while !happens() {
+            sleep(Duration::from_millis(1)).await;
+        }
+    };
+    timeout(LONG, waits).await.expect("it happens");
+}
+
+/// Whether the engine has a request.
+fn is_at_work(gateway: &Gateway) -> bool {
+    gateway.models[0].engines.status()[0].in_flight > 0
 }
 
 /// Takes 40 KiB of an answer in each `pause`. Returns the answer's record.
@@ -73,12 +112,11 @@ async fn take_slowly(mut client: DuplexStream, mut served: mpsc::UnboundedReceiv
 
 #[tokio::test]
 async fn a_client_that_takes_a_stream_slowly_loses_it_to_a_request_that_waits_for_the_engine() {
-    let token = format!("data: {{\"choices\":[{{\"text\":\"{}\"}}]}}\n\n", "x".repeat(50_000));
     let (patience, pause) = (Duration::from_secs(1), Duration::from_millis(250));
-    let gateway = gateway(events(&token.repeat(400)), patience).await;
+    let gateway = gateway(events(&long_token().repeat(400)), patience).await;
     let (slow, slow_served) = begin(&gateway, r#"{"model":"large","stream":true}"#).await;
     let slow = tokio::spawn(take_slowly(slow, slow_served, pause));
-    timeout(LONG, at_work(&gateway)).await.unwrap();
+    until(|| is_at_work(&gateway)).await;
     let (mut other, _served) = begin(&gateway, r#"{"model":"large","stream":true}"#).await;
     timeout(LONG, other.read_exact(&mut [0; 12])).await.expect("an answer").unwrap();
     let record = timeout(LONG, slow).await.unwrap().unwrap();
@@ -87,29 +125,27 @@ async fn a_client_that_takes_a_stream_slowly_loses_it_to_a_request_that_waits_fo
 
 #[tokio::test]
 async fn a_slow_client_that_does_not_hold_its_engine_up_keeps_its_answer_though_another_request_waits() {
-    let token = format!("data: {{\"choices\":[{{\"text\":\"{}\"}}]}}\n\n", "x".repeat(50_000));
-    let (patience, pause) = (Duration::from_millis(500), Duration::from_millis(100));
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = format!("http://{}/v1", listener.local_addr().unwrap());
-    tokio::spawn(async move {
-        let (mut stream, _) = listener.accept().await.unwrap();
-        let mut request = BytesMut::new();
-        while !request.ends_with(b"}") && stream.read_buf(&mut request).await.unwrap() > 0 {}
-        // The engine goes on for longer than its client's patience, while the client still takes what came first.
-        stream.write_all(events(&token.repeat(20)).as_bytes()).await.unwrap();
-        for _ in 0..20 {
-            sleep(pause).await;
-            stream.write_all(format!("{:x}\r\n{TOKEN}\r\n", TOKEN.len()).as_bytes()).await.unwrap();
-        }
-        stream.write_all(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n").await.unwrap();
-    });
-    let gateway = gateway_of(&address, patience);
-    let (slow, slow_served) = begin(&gateway, r#"{"model":"large","stream":true}"#).await;
-    let slow = tokio::spawn(take_slowly(slow, slow_served, pause));
-    timeout(LONG, at_work(&gateway)).await.unwrap();
+    let (engine, parts) = engine_by_parts().await;
+    let gateway = gateway_of(&engine, LONG);
+    let (mut slow, mut slow_served) = begin(&gateway, r#"{"model":"large","stream":true}"#).await;
+    until(|| is_at_work(&gateway)).await;
     let (_other, _served) = begin(&gateway, r#"{"model":"large","stream":true}"#).await;
-    let record = timeout(LONG, slow).await.unwrap().unwrap();
-    assert_eq!((record.reason, record.passed_tokens), ("answered", 40));
+    until(|| gateway.engines()[0].waiting == 1).await;
+    parts.send(events(&long_token().repeat(40))).unwrap();
+    until(|| gateway.bodies.counted().1 > 1 << 20).await;
+    // The engine goes on for longer than its client's patience, while the client still takes what came first. The engine sends nothing
+    // meanwhile, so no socket has a part in this.
+    tokio::time::pause();
+    for _ in 0..20 {
+        sleep(LONG / 6).await;
+        slow.read_exact(&mut [0; 40 << 10]).await.unwrap();
+    }
+    tokio::time::resume();
+    assert_eq!(gateway.engines()[0].waiting, 1, "the other request waits all the time");
+    parts.send(chunk(TOKEN) + &done()).unwrap();
+    timeout(LONG, slow.read_to_end(&mut Vec::new())).await.unwrap().unwrap();
+    let record = slow_served.recv().await.unwrap();
+    assert_eq!((record.reason, record.passed_tokens), ("answered", 41));
 }
 
 #[tokio::test]
@@ -128,8 +164,7 @@ async fn a_client_that_takes_a_whole_answer_slowly_keeps_no_place_at_the_engine_
 
 #[tokio::test]
 async fn a_stream_is_read_ahead_of_a_slow_client_and_keeps_its_place_no_longer_than_its_engine_needs() {
-    let token = format!("data: {{\"choices\":[{{\"text\":\"{}\"}}]}}\n\n", "x".repeat(50_000));
-    let content = format!("{}data: [DONE]\n\n", token.repeat(40));
+    let content = format!("{}data: [DONE]\n\n", long_token().repeat(40));
     let gateway = gateway(events(&content), LONG).await;
     let (mut slow, mut served) = begin(&gateway, r#"{"model":"large","stream":true}"#).await;
     timeout(LONG, slow.read_exact(&mut [0; 12])).await.unwrap().unwrap();
@@ -156,17 +191,13 @@ async fn a_prediction_does_not_count_a_request_whose_engine_has_ended_though_its
         gateway.routes.route(query, &wanted, ClientPath::default()).unwrap().decision.unwrap().engines[0]
             .outstanding_tokens
     };
-    let token = format!("data: {{\"choices\":[{{\"text\":\"{}\"}}]}}\n\n", "x".repeat(50_000));
-    let gateway = gateway(events(&format!("{}data: [DONE]\n\n", token.repeat(40))), LONG).await;
+    let (engine, parts) = engine_by_parts().await;
+    let gateway = gateway_of(&engine, LONG);
     let (mut slow, _served) = begin(&gateway, r#"{"model":"large","stream":true}"#).await;
-    timeout(LONG, at_work(&gateway)).await.unwrap();
-    assert!(owed(&gateway) > 0);
+    parts.send(events(&long_token().repeat(40))).unwrap();
     timeout(LONG, slow.read_exact(&mut [0; 12])).await.unwrap().unwrap();
-    let is_read = async {
-        while gateway.models[0].engines.status()[0].in_flight > 0 {
-            sleep(Duration::from_millis(1)).await;
-        }
-    };
-    timeout(LONG, is_read).await.expect("all of the answer is read ahead");
+    assert!(owed(&gateway) > 0, "the engine has not ended");
+    parts.send(done()).unwrap();
+    until(|| !is_at_work(&gateway)).await;
     assert_eq!(owed(&gateway), 0);
 }
