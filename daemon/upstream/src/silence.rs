@@ -42,6 +42,17 @@ impl Silence {
         self.since = Instant::now();
     }
 
+    /// Prolongs the silence by this time, which has passed within it and is not the engine's.
+    pub fn excuse(&mut self, time: Duration) {
+        match self.longest {
+            Some(_) => self.since += time,
+            None => {
+                let until = self.timer.deadline() + time;
+                self.timer.as_mut().reset(until);
+            }
+        }
+    }
+
     /// Whether the silence has lasted too long by now.
     #[must_use]
     pub fn is_over(&self) -> bool {
@@ -104,5 +115,21 @@ mod tests {
         silence.limit(Duration::from_secs(5));
         poll_fn(|cx| silence.poll_over(cx)).await;
         assert_eq!(began.elapsed().as_secs(), 30 + 5);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn time_that_is_not_the_engines_counts_as_no_silence_of_either_kind() {
+        let longest = Duration::from_secs(30);
+        for is_limited in [true, false] {
+            let began = Instant::now();
+            let mut silence = if is_limited { Silence::new(longest) } else { Silence::until(began + longest) };
+            sleep(Duration::from_secs(40)).await;
+            assert!(silence.is_over());
+            silence.excuse(Duration::from_secs(25));
+            assert!(!silence.is_over());
+            poll_fn(|cx| silence.poll_over(cx)).await;
+            assert!(silence.is_over());
+            assert_eq!(began.elapsed().as_secs(), 30 + 25);
+        }
     }
 }

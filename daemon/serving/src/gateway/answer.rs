@@ -338,7 +338,8 @@ impl Pass<'_> {
                 None => Ok(answer.next(exchange).await),
             };
             let Ok(next) = next else {
-                release(exchange, &mut held, Bytes::new(), (held_up, &mut answer, lesson)).await?;
+                let waited = release(exchange, &mut held, Bytes::new(), (held_up, &mut answer, lesson)).await?;
+                *until += waited;
                 continue;
             };
             let bytes = match next? {
@@ -378,11 +379,12 @@ impl Pass<'_> {
             (before..events.with_content()).for_each(|_| lesson.token());
             self.payer.pass(events.with_content() - before);
             self.entry.pass(events.with_content() - before);
-            release(exchange, &mut held, whole, (held_up, &mut answer, lesson)).await?;
-            // The time of the client is not the engine's.
+            let waited = release(exchange, &mut held, whole, (held_up, &mut answer, lesson)).await?;
             let now = Instant::now();
             if events.with_content() > before {
                 *until = now + self.gateway.settings.answer_timeout;
+            } else {
+                *until += waited;
             }
             // An engine may make tokens that it does not send, but for no longer than before its first.
             if events.steps() > steps && now < *until && !events.is_done() && events.error().is_none() {
@@ -413,13 +415,14 @@ impl Pass<'_> {
 }
 
 /// Sends events to the client. If its answer has not begun, begins it with the held head, and sends the held events first. If there is no
-/// room at once, further events are read ahead and come in bursts, so `lesson` is told.
+/// room at once, further events are read ahead and come in bursts, so `lesson` is told. Returns the time until there was room: it is the
+/// client's, and counts as no silence of the engine.
 async fn release(
     exchange: &mut Exchange,
     held: &mut Option<HeldEvents>,
     events: Bytes,
     (held_up, answer, lesson): (&mut HeldUp<'_>, &mut AnswerBody, &mut Lesson<'_>),
-) -> Result<(), Failure> {
+) -> Result<Duration, Failure> {
     let events = match held.take() {
         None => events,
         Some(held) => {
@@ -427,10 +430,14 @@ async fn release(
             held.followed_by(events)
         }
     };
-    if !held_up.send(exchange, events, (answer, lesson)).await? {
-        lesson.held_up();
+    let began = Instant::now();
+    if held_up.send(exchange, events, (answer, lesson)).await? {
+        return Ok(Duration::ZERO);
     }
-    Ok(())
+    lesson.held_up();
+    let waited = began.elapsed();
+    answer.silence.excuse(waited);
+    Ok(waited)
 }
 
 /// Returns the error of a stream whose engine sends no more, for this reason; `None` if it is complete, however its engine ends it.

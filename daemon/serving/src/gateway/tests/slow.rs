@@ -149,6 +149,21 @@ async fn a_slow_client_that_does_not_hold_its_engine_up_keeps_its_answer_though_
 }
 
 #[tokio::test]
+async fn the_time_that_a_client_takes_for_a_comment_counts_as_no_silence_of_the_engine() {
+    // Each part has its own chunk, so that the gateway gets no token in one piece with the comment.
+    let (first, comment) = (long_token().repeat(20), format!(": {}\n\n", "x".repeat(500_000)));
+    let gateway = gateway(events(&first) + &chunk(&comment) + &chunk(TOKEN) + &done(), LONG).await;
+    let (mut slow, served) = begin(&gateway, r#"{"model":"large","stream":true}"#).await;
+    timeout(LONG, slow.read_exact(&mut [0; 12])).await.unwrap().unwrap();
+    until(|| !is_at_work(&gateway)).await;
+    // All of the answer is read ahead, so no socket has a part in this.
+    tokio::time::pause();
+    let record = take_slowly(slow, served, LONG / 2).await;
+    assert_eq!((record.reason, record.passed_tokens), ("answered", 21));
+    assert_eq!(gateway.models[0].engines.status()[0].failed, 0);
+}
+
+#[tokio::test]
 async fn a_client_that_takes_a_whole_answer_slowly_keeps_no_place_at_the_engine_and_gets_all_of_it() {
     let length = 800 << 10;
     let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n";
