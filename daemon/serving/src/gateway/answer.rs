@@ -125,7 +125,7 @@ impl Pass<'_> {
         let asked = Instant::now();
         let mut by = Answering {
             place,
-            held_up: HeldUp::new(place, self.gateway.settings.stall_timeout, (&self.gateway.bodies, self.holder)),
+            held_up: HeldUp::new(place, self.gateway.settings.stall_timeout),
             lesson: self.gateway.routes.begin(&self.route, place.replica),
             until: asked + self.gateway.settings.answer_timeout,
             first_token: None,
@@ -323,7 +323,7 @@ impl Pass<'_> {
         let Answering { place, held_up, lesson, until, first_token, report, refusal, .. } = by;
         let head = self.response_head(&answer, None);
         // An engine that has begun an answer may still read the prompt, or have the request in its own queue.
-        let mut answer = AnswerBody::new(answer, Silence::until(*until));
+        let mut answer = AnswerBody::new(answer, Silence::until(*until), (&self.gateway.bodies, self.holder));
         let events = if self.adds_usage { EventStreamParser::without_usage() } else { EventStreamParser::default() };
         let (mut events, mut is_first_due) = (events, true);
         // `None` once the client's answer has begun.
@@ -421,7 +421,7 @@ async fn release(
     exchange: &mut Exchange,
     held: &mut Option<HeldEvents>,
     events: Bytes,
-    (held_up, answer, lesson): (&mut HeldUp<'_>, &mut AnswerBody, &mut Lesson<'_>),
+    (held_up, answer, lesson): (&mut HeldUp<'_>, &mut AnswerBody<'_>, &mut Lesson<'_>),
 ) -> Result<Duration, Failure> {
     let events = match held.take() {
         None => events,

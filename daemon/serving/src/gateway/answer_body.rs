@@ -4,6 +4,7 @@ use std::{
     collections::VecDeque,
     future::poll_fn,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, ready},
 };
 
@@ -13,29 +14,43 @@ use hyper::{
     body::{Body as _, Incoming},
 };
 use openai::OpenAiError;
+use role::holder::Holder;
 use upstream::Silence;
 
-use super::{end::Failure, exchange::Exchange};
+use super::{
+    body::{Bodies, BodyShare},
+    end::Failure,
+    exchange::Exchange,
+};
+
+/// The maximum number of bytes of an answer that are read ahead of its client.
+const AHEAD_BYTES: usize = 4 << 20;
 
 /// What a piece that was read ahead takes besides its bytes, at most.
 const PIECE_BYTES: usize = 64;
 
 /// The body of an engine's answer, piece by piece.
-pub(super) struct AnswerBody {
+pub(super) struct AnswerBody<'a> {
     body: Incoming,
     /// How long the engine may be silent; what ends a silence is for the caller to say.
     pub(super) silence: Silence,
     /// Pieces that were read while the client took none, and the memory that they take.
     ahead: VecDeque<Bytes>,
     ahead_bytes: usize,
+    /// The bound that pieces that were read ahead share with bodies of requests, and the holder against whose share of it they count.
+    bodies: (&'a Arc<Bodies>, &'a Holder),
+    /// The share of these pieces, while there are any.
+    share: Option<BodyShare>,
     /// The end of the answer, once it was read.
     end: Option<Result<(), OpenAiError>>,
 }
 
-impl AnswerBody {
-    /// Takes over an answer that may be silent within this bound.
-    pub(super) fn new(answer: Response<Incoming>, silence: Silence) -> Self {
-        Self { body: answer.into_body(), silence, ahead: VecDeque::new(), ahead_bytes: 0, end: None }
+impl<'a> AnswerBody<'a> {
+    /// Takes over an answer that may be silent within this bound. Pieces that are read ahead count among these bodies, against the share of
+    /// this holder.
+    pub(super) fn new(answer: Response<Incoming>, silence: Silence, bodies: (&'a Arc<Bodies>, &'a Holder)) -> Self {
+        let (body, ahead) = (answer.into_body(), VecDeque::new());
+        Self { body, silence, ahead, ahead_bytes: 0, bodies, share: None, end: None }
     }
 
     /// Returns the next piece; `None` at the end of the answer. The inner error is the engine's, the outer one the client's.
@@ -45,6 +60,10 @@ impl AnswerBody {
     ) -> Result<Result<Option<Bytes>, OpenAiError>, Failure> {
         if let Some(piece) = self.ahead.pop_front() {
             self.ahead_bytes -= piece.len() + PIECE_BYTES;
+            match &mut self.share {
+                Some(share) if !self.ahead.is_empty() => share.shrink(self.ahead_bytes),
+                share => *share = None,
+            }
             return Ok(Ok(Some(piece)));
         }
         let next = poll_fn(|cx| match self.poll_piece(cx) {
@@ -54,11 +73,11 @@ impl AnswerBody {
         Ok(exchange.unless_gone(next).await?)
     }
 
-    /// Reads on while the client takes nothing. `has_room` says whether so many bytes may be read ahead. Returns whether all of the answer
-    /// was read; if not, there is no more room, and the engine has to wait for the client.
-    pub(super) async fn read_ahead(&mut self, mut has_room: impl FnMut(usize) -> bool) -> bool {
+    /// Reads on while the client takes nothing. Returns whether all of the answer was read; if not, there is no more room. May be dropped
+    /// at any time, and called again.
+    pub(super) async fn read_ahead(&mut self) -> bool {
         poll_fn(|cx| {
-            while has_room(self.ahead_bytes) {
+            while self.has_room() {
                 let Ok(Some(piece)) = ready!(self.poll_piece(cx)) else { return Poll::Ready(true) };
                 self.ahead_bytes += piece.len() + PIECE_BYTES;
                 self.ahead.push_back(piece);
@@ -66,6 +85,16 @@ impl AnswerBody {
             Poll::Ready(false)
         })
         .await
+    }
+
+    /// Whether there is room to read on. Counts what was read ahead so far.
+    fn has_room(&mut self) -> bool {
+        if self.ahead.is_empty() {
+            return true;
+        }
+        let (bodies, holder) = self.bodies;
+        let share = self.share.get_or_insert_with(|| bodies.begin(holder.clone()));
+        self.ahead_bytes < AHEAD_BYTES && share.grow(self.ahead_bytes).is_ok()
     }
 
     /// Returns the next piece of the engine. Once the answer has ended, returns its end as often as it is polled.

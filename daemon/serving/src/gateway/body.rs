@@ -113,6 +113,17 @@ impl BodyShare {
         *free_units = left;
         Ok(())
     }
+
+    /// Shrinks to the head and `bytes` of the body, unless the share is that small already.
+    pub(super) fn shrink(&mut self, bytes: usize) {
+        let fewer = self.units.saturating_sub((self.head_bytes + bytes).div_ceil(UNIT_BYTES));
+        let mut shares = self.of.shares.lock();
+        shares.free_units += fewer;
+        if let Some(held) = shares.held.get_mut(&self.holder) {
+            held.units -= fewer;
+        }
+        self.units -= fewer;
+    }
 }
 
 impl Drop for BodyShare {
@@ -190,6 +201,8 @@ mod tests {
         let mut only = bodies.begin(holder("greedy"));
         assert_eq!(only.grow(64 * UNIT_BYTES), Ok(()), "a single body may be as large as all together");
         assert_eq!(bodies.begin(holder("other")).grow(1), Err(full));
+        only.shrink(63 * UNIT_BYTES);
+        assert_eq!(bodies.begin(holder("other")).grow(1), Ok(()), "room that is given back is free");
         drop(only);
         assert!(bodies.shares.lock().held.is_empty());
     }

@@ -56,7 +56,8 @@ impl Pass<'_> {
         let length = answer.body().size_hint().exact();
         let (status, refused) = (answer.status(), engine_head::refusal(&answer));
         let head = self.response_head(&answer, length);
-        let mut answer = AnswerBody::new(answer, Silence::new(self.gateway.settings.stall_timeout));
+        let silence = Silence::new(self.gateway.settings.stall_timeout);
+        let mut answer = AnswerBody::new(answer, silence, (&self.gateway.bodies, self.holder));
         let (mut held, mut has_begun) = (BytesMut::new(), false);
         loop {
             answer.silence.begin();

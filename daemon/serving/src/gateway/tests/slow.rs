@@ -193,6 +193,25 @@ async fn a_stream_is_read_ahead_of_a_slow_client_and_keeps_its_place_no_longer_t
 }
 
 #[tokio::test]
+async fn what_is_read_ahead_of_a_client_counts_among_bodies_only_until_the_client_has_caught_up() {
+    let (engine, parts) = engine_by_parts().await;
+    let gateway = gateway_of(&engine, LONG);
+    let (mut slow, _served) = begin(&gateway, r#"{"model":"large","stream":true}"#).await;
+    until(|| is_at_work(&gateway)).await;
+    let before = gateway.bodies.counted();
+    parts.send(events(&long_token().repeat(40)) + &chunk(TOKEN)).unwrap();
+    until(|| gateway.bodies.counted().1 > 1 << 20).await;
+    let mut taken = BytesMut::new();
+    while !taken.ends_with(chunk(TOKEN).as_bytes()) {
+        assert!(timeout(LONG, slow.read_buf(&mut taken)).await.unwrap().unwrap() > 0, "the answer goes on");
+        // Less than that is left of the answer then.
+        assert!(taken.len() < 1 << 20 || gateway.bodies.counted().1 < 1 << 20, "it falls as the client catches up");
+    }
+    assert_eq!(gateway.bodies.counted(), before);
+    assert!(is_at_work(&gateway), "the answer has not ended");
+}
+
+#[tokio::test]
 async fn a_prediction_does_not_count_a_request_whose_engine_has_ended_though_its_client_takes_the_answer_slowly() {
     let owed = |gateway: &Gateway| {
         let fields = vec![Field::new("x-paced-budget-ms", "60000")];
