@@ -2,10 +2,11 @@
 
 use std::{
     collections::VecDeque,
-    future::poll_fn,
+    future::{pending, poll_fn},
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -15,6 +16,7 @@ use hyper::{
 };
 use openai::OpenAiError;
 use role::holder::Holder;
+use tokio::time::sleep;
 use upstream::Silence;
 
 use super::{
@@ -25,6 +27,9 @@ use super::{
 
 /// The maximum number of bytes of an answer that are read ahead of its client.
 const AHEAD_BYTES: usize = 4 << 20;
+
+/// How often an answer asks again for room among the bodies of requests.
+const ROOM_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What a piece that was read ahead takes besides its bytes, at most.
 const PIECE_BYTES: usize = 64;
@@ -85,6 +90,17 @@ impl<'a> AnswerBody<'a> {
             Poll::Ready(false)
         })
         .await
+    }
+
+    /// Waits until other bodies leave room to read on. Never completes if the client has to take something first. May be dropped at any
+    /// time.
+    pub(super) async fn room(&mut self) {
+        if self.ahead_bytes >= AHEAD_BYTES {
+            pending::<()>().await;
+        }
+        while !self.has_room() {
+            sleep(ROOM_INTERVAL).await;
+        }
     }
 
     /// Whether there is room to read on. Counts what was read ahead so far.

@@ -27,11 +27,11 @@ impl<'a> HeldUp<'a> {
     }
 
     /// Sends content of an `answer` to the client. Returns whether there was room at once. Until there is, reads more of the answer ahead;
-    /// if that is all of it, the engine has ended: gives the place back, and tells `lesson`. Once nothing more can be read ahead, the client
-    /// holds up the engine, and `lesson` is told as well. Fails if the client takes no content for too long. Fails as well, in favour of a
-    /// request that waits for the place, once the client has held up the engine for too long in total, and for more than half of the time
-    /// that the answer has had the place: a client that takes a long answer as its engine makes it keeps it, even if its network is down at
-    /// times.
+    /// if that is all of it, the engine has ended: gives the place back, and tells `lesson`. While nothing more can be read ahead, the
+    /// client holds up the engine, and `lesson` is told as well. Fails if the client takes no content for too long. Fails as well, in
+    /// favour of a request that waits for the place, once the client has held up the engine for too long in total, and for more than half
+    /// of the time that the answer has had the place: a client that takes a long answer as its engine makes it keeps it, even if its
+    /// network is down at times.
     pub(super) async fn send(
         &mut self,
         exchange: &mut Exchange,
@@ -40,31 +40,36 @@ impl<'a> HeldUp<'a> {
     ) -> Result<bool, Failure> {
         let place = self.place;
         let mut sent = pin!(exchange.send(content, self.patience));
-        let is_all = tokio::select! {
-            biased;
-            sent = &mut sent => return sent,
-            is_all = answer.read_ahead() => is_all,
-        };
-        if is_all {
-            place.give_back();
-            lesson.ended();
-            return sent.await;
-        }
-        lesson.held_up();
-        let now = Instant::now();
-        let half = now.saturating_duration_since(self.since).saturating_sub(2 * self.total);
-        let left = self.patience.saturating_sub(self.total).max(half);
-        let asked_back = async {
-            sleep(left).await;
-            place.asked_back().await;
-        };
-        tokio::select! {
-            biased;
-            sent = sent => {
-                self.total += now.elapsed();
-                sent
+        loop {
+            let is_all = tokio::select! {
+                biased;
+                sent = &mut sent => return sent,
+                is_all = answer.read_ahead() => is_all,
+            };
+            if is_all {
+                place.give_back();
+                lesson.ended();
+                return sent.await;
             }
-            () = asked_back => Err(Failure::Untaken),
+            lesson.held_up();
+            let now = Instant::now();
+            let half = now.saturating_duration_since(self.since).saturating_sub(2 * self.total);
+            let left = self.patience.saturating_sub(self.total).max(half);
+            let asked_back = async {
+                sleep(left).await;
+                place.asked_back().await;
+            };
+            let sent = tokio::select! {
+                biased;
+                sent = &mut sent => Some(sent),
+                () = answer.room() => None,
+                // Polled last, so it is not dropped once a place was asked back.
+                () = asked_back => return Err(Failure::Untaken),
+            };
+            self.total += now.elapsed();
+            if let Some(sent) = sent {
+                return sent;
+            }
         }
     }
 }

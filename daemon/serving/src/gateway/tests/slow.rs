@@ -3,6 +3,7 @@
 use engines::places::PrefixHashes;
 use masque::h3::{Field, RequestHead};
 use openai::{Operation, RoutingFields};
+use role::holder::Holder;
 use routes::{RouteQuery, Wanted};
 use sched::route::ClientPath;
 use tokio::{io::DuplexStream, time::timeout};
@@ -209,6 +210,24 @@ async fn what_is_read_ahead_of_a_client_counts_among_bodies_only_until_the_clien
     }
     assert_eq!(gateway.bodies.counted(), before);
     assert!(is_at_work(&gateway), "the answer has not ended");
+}
+
+#[tokio::test]
+async fn an_answer_is_read_on_as_soon_as_other_bodies_leave_room_though_its_client_takes_nothing() {
+    let (engine, parts) = engine_by_parts().await;
+    let gateway = gateway_of(&engine, 2 * LONG);
+    let (mut slow, mut served) = begin(&gateway, r#"{"model":"large","stream":true}"#).await;
+    until(|| is_at_work(&gateway)).await;
+    let (bodies, bytes) = gateway.bodies.counted();
+    let mut others = gateway.bodies.begin(Holder::User("other".into()));
+    others.grow(gateway.settings.bodies_bytes as usize - bytes).unwrap();
+    parts.send(events(&long_token().repeat(40)) + &done()).unwrap();
+    // The answer has begun a share, for which there is no room.
+    until(|| gateway.bodies.counted().0 == bodies + 2).await;
+    drop(others);
+    until(|| !is_at_work(&gateway)).await;
+    timeout(LONG, slow.read_to_end(&mut Vec::new())).await.unwrap().unwrap();
+    assert_eq!(served.recv().await.unwrap().reason, "answered");
 }
 
 #[tokio::test]
