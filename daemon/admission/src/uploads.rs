@@ -19,8 +19,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// A connection with less credit than this has used it up: the control streams take a little of it.
 const LITTLE_BYTES: u64 = 16 << 10;
 
-/// How many bytes uploads that end at once hold at least: the peer announces credit once a tenth of 16 windows of 1 MiB is free, and an
-/// upload holds up to an eighth less than it seems to.
+/// How many bytes unfinished uploads that end at once hold at least: the peer announces credit once a tenth of 16 windows of 1 MiB is free,
+/// and an upload holds up to an eighth less than it seems to.
 const ENOUGH_BYTES: u64 = 2 << 20;
 
 /// A peer's credit for all streams of a connection together.
@@ -82,9 +82,11 @@ impl Uploads {
         OpenUpload { of: self.clone(), id, ending }
     }
 
-    /// Ends uploads if the connection's `credit` has been used up for a while: of the owner whose uploads hold the most bytes, if it has
-    /// several, the largest ones first. A finished upload may end only if no unfinished one does. Call it regularly while streams of the
-    /// connection have several owners.
+    /// Ends uploads if the connection's `credit` has been used up for a while. The owner whose uploads, finished or not, hold the most
+    /// bytes loses one, if it has several: its largest unfinished upload, or else its largest finished one. This is repeated until
+    /// unfinished uploads of 2 MiB have ended and the connection has room for the others, or until a finished upload has ended: its bytes
+    /// may have been read, so only one finished upload ends in each call. Call it regularly while streams of the connection have several
+    /// owners.
     pub fn look(&self, credit: Credit, now: Instant) {
         let mut uploads = self.now.lock();
         let is_used_up = credit.left_bytes < LITTLE_BYTES;
@@ -95,40 +97,48 @@ impl Uploads {
             return;
         }
         let mut ended_bytes = 0;
-        loop {
-            let (all, most) = uploads.most(|stream| !stream.is_finished());
+        while let (unfinished, Some(EndsFirst { is_unfinished, bytes, id })) = uploads.most() {
             // If only one ended, the owner's other uploads would use up the credit that becomes free.
-            let Some((bytes, id)) = most.filter(|_| ended_bytes < ENOUGH_BYTES || all > self.room) else { break };
+            if ended_bytes >= ENOUGH_BYTES && unfinished <= self.room {
+                break;
+            }
             uploads.end(id);
+            // If its bytes had been read, its end freed nothing, and neither would the ends of other finished uploads.
+            if !is_unfinished {
+                break;
+            }
             ended_bytes += bytes;
-        }
-        // The end of a finished upload may free nothing, so one has to end at a time; else all would.
-        if ended_bytes == 0
-            && let (_, Some((_, id))) = uploads.most(|_| true)
-        {
-            uploads.end(id);
         }
     }
 }
 
+/// The upload that its owner loses first: the unfinished one with the most bytes, or else the finished one.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct EndsFirst {
+    is_unfinished: bool,
+    bytes: u64,
+    id: u64,
+}
+
 impl Now {
-    /// Returns how many of the uploads that are `counted` hold bytes. If their owner with the most bytes has several, also returns the
-    /// bytes and the ID of the upload that it loses first: the unfinished one with the most bytes, or else the finished one.
-    fn most(&self, counted: impl Fn(&dyn SentStream) -> bool) -> (usize, Option<(u64, u64)>) {
+    /// Returns how many unfinished uploads hold bytes, and the upload that ends first: of the owner whose uploads, finished or not, hold
+    /// the most bytes, if it has several.
+    fn most(&self) -> (usize, Option<EndsFirst>) {
         // For each owner, the bytes and the number of its uploads, and the upload that ends first.
-        let mut by_owner = HashMap::<_, (u64, usize, (bool, u64, u64))>::new();
+        let mut by_owner = HashMap::<_, (u64, usize, EndsFirst)>::new();
+        let mut unfinished = 0;
         for (&id, Upload { owner, stream, .. }) in &self.open {
-            let bytes = stream.unread_bytes();
-            if bytes > 0 && counted(&**stream) {
-                let (all, count, most) = by_owner.entry(owner).or_default();
+            let (bytes, is_unfinished) = (stream.unread_bytes(), !stream.is_finished());
+            if bytes > 0 {
+                let (all, count, first) = by_owner.entry(owner).or_default();
                 *all += bytes;
                 *count += 1;
-                *most = (*most).max((!stream.is_finished(), bytes, id));
+                *first = (*first).max(EndsFirst { is_unfinished, bytes, id });
+                unfinished += usize::from(is_unfinished);
             }
         }
-        let all = by_owner.values().map(|(_, count, _)| count).sum();
         let most = by_owner.into_values().max().filter(|(_, count, _)| *count > 1);
-        (all, most.map(|(_, _, (_, bytes, id))| (bytes, id)))
+        (unfinished, most.map(|(.., first)| first))
     }
 
     fn end(&mut self, id: u64) {
@@ -216,21 +226,38 @@ mod tests {
     }
 
     #[test]
-    fn finished_uploads_which_may_have_been_read_end_after_unfinished_ones_and_one_at_a_time() {
+    fn a_client_whose_finished_uploads_hold_the_most_bytes_loses_one_at_each_look_and_others_lose_none() {
         let (uploads, began) = (Uploads::new(16), Instant::now());
-        let of = [(2, true), (1, false), (1, false), (1, false), (2, true), (2, true)];
+        let mut finished: Vec<_> = (0..13).map(|_| open_one(&uploads, 1, WINDOW, true)).collect();
+        let slow = [(); 5].map(|()| open(&uploads, 2, WINDOW / 2));
+        uploads.look(USED_UP, began);
+        for look in 1..=20 {
+            uploads.look(USED_UP, began + look * PATIENCE);
+            let left = finished.len();
+            finished.retain(|upload| !ended(std::slice::from_ref(upload))[0]);
+            assert_eq!((finished.len(), ended(&slow)), (left - 1, vec![false; 5]), "look {look}");
+            // The client fills the place again.
+            finished.push(open_one(&uploads, 1, WINDOW, true));
+        }
+        // They may have been read and wait for answers.
+        uploads.look(Credit { left_bytes: LITTLE_BYTES, ..USED_UP }, began + 21 * PATIENCE);
+        uploads.look(USED_UP, began + 22 * PATIENCE);
+        assert_eq!(ended(&finished), [false; 13], "there was credit a second ago");
+    }
+
+    #[test]
+    fn a_client_loses_its_unfinished_uploads_first_and_then_a_finished_one_although_others_have_unfinished_ones() {
+        let (uploads, began) = (Uploads::new(16), Instant::now());
+        let of = [(1, true), (1, true), (1, true), (1, false), (2, true), (2, false)];
         let open = of.map(|(owner, is_finished)| open_one(&uploads, owner, WINDOW, is_finished));
         uploads.look(USED_UP, began);
         uploads.look(USED_UP, began + PATIENCE);
         assert_eq!(ended(&open), [false, false, true, true, false, false]);
+        // Of clients with as many bytes, the client with an unfinished upload loses it; then the other one has more.
         uploads.look(USED_UP, began + 2 * PATIENCE);
-        assert_eq!(ended(&open), [false, false, true, true, false, true]);
+        assert_eq!(ended(&open), [false, true, true, true, false, true]);
         uploads.look(USED_UP, began + 3 * PATIENCE);
-        uploads.look(USED_UP, began + 4 * PATIENCE);
-        assert_eq!(ended(&open), [false, false, true, true, true, true], "each client has one now");
-        let unfinished = open_one(&uploads, 2, WINDOW / 2, false);
-        uploads.look(USED_UP, began + 5 * PATIENCE);
-        assert_eq!(ended(&[unfinished]), [true]);
+        assert_eq!(ended(&open), [false, true, true, true, false, true], "each client has one now");
     }
 
     #[test]
