@@ -1,6 +1,11 @@
 //! Accepting connections as long as there are descriptors for them, and again once there are.
 
-use std::{io, net::SocketAddr, os::fd::AsFd as _, time::Duration};
+use std::{
+    io,
+    net::SocketAddr,
+    os::fd::{AsFd as _, BorrowedFd},
+    time::Duration,
+};
 
 use pacing::descriptor::unreserved;
 use prometheus_client::{
@@ -145,17 +150,21 @@ impl Accepting {
     /// Returns the next connection and its peer address, as [`Acceptor::next`] does. While only reserved descriptors are left
     /// ([`unreserved`]), clients wait in the backlog, except the client whose connection took the first of these.
     pub async fn next(&mut self) -> (TcpStream, SocketAddr) {
+        self.next_if(|socket| unreserved(socket).map(drop)).await
+    }
+
+    /// Returns the next connection, as [`Accepting::next`] does. `is_unreserved` fails for a descriptor of the reserve.
+    async fn next_if(&mut self, is_unreserved: impl Fn(BorrowedFd<'_>) -> io::Result<()>) -> (TcpStream, SocketAddr) {
         let Self { listener, acceptor, took_reserved } = self;
-        let (listener, is_short) = (&*listener, *took_reserved);
         let accept = || async {
             // A client that was accepted first would have to be closed.
-            if is_short {
-                unreserved(listener.as_fd().try_clone_to_owned()?)?;
+            if *took_reserved {
+                is_unreserved(listener.as_fd().try_clone_to_owned()?.as_fd())?;
             }
             listener.accept().await
         };
         let (stream, from) = acceptor.next(accept).await;
-        *took_reserved = unreserved(&stream).is_err();
+        *took_reserved = is_unreserved(stream.as_fd()).is_err();
         (stream, from)
     }
 }
@@ -171,7 +180,7 @@ fn is_about_the_caller(error: &io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::future::ready;
+    use std::{cell::RefCell, future::ready};
 
     use super::*;
 
@@ -184,5 +193,23 @@ mod tests {
         let caller = acceptor.next(|| ready(errors.next().map_or(Ok("a caller"), Err))).await;
         assert_eq!((caller, acceptor.failures.get()), ("a caller", 3));
         assert!(!acceptor.is_short);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn after_a_connection_with_a_reserved_descriptor_clients_wait_until_another_descriptor_is_free() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut accepting = Accepting::new(listener);
+        let short = || Err(io::Error::from_raw_os_error(libc::EMFILE));
+        // Of the first connection; before the second one, three times, and of it; of the third one.
+        let checks = RefCell::new(vec![short(), short(), short(), Ok(()), Ok(()), Ok(())].into_iter());
+        let mut failed = Vec::new();
+        for _ in 0..3 {
+            let client = TcpStream::connect(address).await.unwrap();
+            let (_, from) = accepting.next_if(|_| checks.borrow_mut().next().unwrap()).await;
+            assert_eq!(from, client.local_addr().unwrap());
+            failed.push((accepting.acceptor.failures.get(), checks.borrow().len()));
+        }
+        assert_eq!(failed, [(0, 5), (2, 1), (2, 0)]);
     }
 }
