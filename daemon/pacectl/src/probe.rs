@@ -95,7 +95,7 @@ pub(crate) async fn run(arguments: &Arguments, as_json: bool) -> Result<()> {
     let driver = tokio::spawn(drive(connected.connection));
 
     let echoed = Echoed::of(&target, &link, arguments).await;
-    // Also after an error: else the relay keeps the connection, which counts against the user's limit, until it has been idle for a long time.
+    // Also after an error: else the connection counts against the user's limit until it has been idle for a long time.
     endpoint.close(&link.relay).await;
     driver.abort();
 

@@ -130,7 +130,7 @@ impl PlacesNow {
         let count = own.map_or(0, held);
         let holders = self.of.len() + usize::from(own.is_none());
         let largest = self.of.values().map(held).max()?;
-        // With more holders than places, those without one come in turn.
+        // If there are more holders than places, a holder without a place takes another holder's, so that each has one in turn.
         let asked = if count < (self.taken / holders).max(1) {
             self.of.iter().filter(|(_, of)| held(of) == largest).collect()
         } else {
