@@ -20,3 +20,19 @@ pub fn exists_for(address: &SocketAddr) -> bool {
     let connected = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)).and_then(|socket| socket.connect(to));
     connected.map_err(|error| error.kind()) != Err(io::ErrorKind::AddrNotAvailable)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    #[test]
+    fn a_host_has_a_source_for_its_loopback_addresses() {
+        let has_ipv6 = UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).is_ok();
+        for port in [0, 443] {
+            assert!(exists_for(&(Ipv4Addr::LOCALHOST, port).into()));
+            assert!(exists_for(&(Ipv6Addr::LOCALHOST, port).into()) || !has_ipv6);
+        }
+    }
+}
