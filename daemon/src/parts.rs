@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use config::policy::Policy;
+use config::{policy::Policy, transport::TransportSettings};
 use edge::EdgeResources;
 use enforcement::Tables;
 use pacing::io::{PacketObservers, qdisc};
@@ -82,6 +82,11 @@ impl Default for Parts {
 }
 
 impl Parts {
+    /// Returns how the threads that move packets wait for events.
+    pub(crate) fn waits(&self, transport: &TransportSettings) -> turns::Waits {
+        turns::Waits { coalesce: transport.coalesce, busy_poll: transport.busy_poll, rests: self.rests.clone() }
+    }
+
     /// Returns the classes of a policy in one role, with the kernel's marks.
     pub(crate) fn classes_of(&self, policy: &Policy, role: PolicyRole) -> Arc<Classes> {
         let marks = self.kernel.marks();

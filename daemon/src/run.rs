@@ -8,7 +8,7 @@ use std::{fs, os::unix::fs::MetadataExt as _, path::Path, sync::Arc, time::Durat
 
 use admission::connection_id::Secret;
 use anyhow::{Context as _, Result};
-use config::{Config, transport::TransportSettings};
+use config::Config;
 use enforcement::{
     Enforcement,
     confinement::{self, Process},
@@ -75,11 +75,6 @@ fn refuse_foreign_state(state_dir: &Path, user: u32, owner: u32) -> Result<()> {
     Ok(())
 }
 
-/// Returns how the threads that move packets wait for events.
-fn waits(transport: &TransportSettings, parts: &Parts) -> turns::Waits {
-    turns::Waits { coalesce: transport.coalesce, busy_poll: transport.busy_poll, rests: parts.rests.clone() }
-}
-
 /// Opens what needs the rights of the process, gives these up, starts the threads, and serves.
 fn start(config: Config, file: Option<&Path>) -> Result<()> {
     let log = log::start(&config);
@@ -118,7 +113,7 @@ fn start(config: Config, file: Option<&Path>) -> Result<()> {
         .build()
         .context("failed to start the control thread")?;
     enforcement.iter_mut().for_each(|enforcement| enforcement.watch(control.handle()));
-    let (data, access) = (turns::runtime(waits(&config.transport, &parts)), parts.access.clone());
+    let (data, access) = (turns::runtime(parts.waits(&config.transport)), parts.access.clone());
     let data = data.context("failed to start the runtime")?;
     access.set(&config.log);
     control.spawn(access.clone().keep_summarising());

@@ -83,7 +83,7 @@ pub fn run(experiment: &Experiment) -> Result<()> {
     if plan::is_path(&experiment.plan) {
         eprintln!("the plan is {}", fs::canonicalize(&experiment.plan)?.display());
     }
-    let file = experiment.json.as_deref().map(RowsFile::open).transpose()?;
+    let file = experiment.json.as_deref().map(|path| RowsFile::open(path, plan.name())).transpose()?;
     let file = file.as_ref();
     match plan {
         plan::Any::Network(plan) => run_network(experiment, &plan, file),

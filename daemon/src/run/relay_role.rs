@@ -107,7 +107,7 @@ impl RelayRole {
             open: Arc::new(AtomicBool::new(true)),
             ledger,
             drain: settings.drain,
-            waits: super::waits(&config.transport, parts),
+            waits: parts.waits(&config.transport),
             host_addresses,
             secret,
             steering,

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use instruments::origin::Origin;
 use rustix::fs::{Access, access};
 
@@ -16,14 +16,22 @@ pub(super) struct RowsFile {
 }
 
 impl RowsFile {
-    /// Reads the file, if there is one.
+    /// Reads the file, if there is one, for rows of a plan.
     ///
     /// # Errors
-    /// When the file cannot be read or written; it has not been changed then.
-    pub(super) fn open(path: &Path) -> Result<Self> {
+    /// When the file cannot be read or written, or has something else than rows of this plan, which would be lost. The file has not been
+    /// changed then.
+    pub(super) fn open(path: &Path, plan: &str) -> Result<Self> {
         check_writable("--json", path)?;
         let file = Self { path: path.to_owned() };
-        file.rows()?;
+        for (index, line) in file.rows()?.lines().enumerate() {
+            let is_of_plan = Place::of(line).is_some_and(|place| place.plan == plan);
+            let (file, line) = (path.display(), index + 1);
+            ensure!(
+                is_of_plan,
+                "--json: line {line} of {file} is no row of {plan} and would be lost; name another file"
+            );
+        }
         Ok(file)
     }
 

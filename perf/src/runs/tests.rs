@@ -87,14 +87,23 @@ fn a_file_that_cannot_be_written_is_told_with_its_option_before_the_run() {
     }
     // The check neither makes a file nor changes one.
     let (rows, other) = (desk.0.join("rows.json"), desk.0.join("other.json"));
-    fs::write(&rows, "kept\n").unwrap();
+    let row = |plan| format!("{{\"plan\":\"{plan}\",\"variant\":\"base\",\"clock\":\"lab\"}}\n");
+    fs::write(&rows, row("p")).unwrap();
     for path in [&rows, &other] {
-        RowsFile::open(path).unwrap();
+        RowsFile::open(path, "p").unwrap();
     }
-    assert!(fs::read_to_string(&rows).unwrap() == "kept\n" && !other.exists());
+    assert!(fs::read_to_string(&rows).unwrap() == row("p") && !other.exists());
     fs::write(&rows, [0xff]).unwrap();
-    let error = RowsFile::open(&rows).err().unwrap().to_string();
+    let error = RowsFile::open(&rows, "p").err().unwrap().to_string();
     assert!(error.starts_with("--json: failed to read"), "{error}");
+    // A run would replace these lines without a trace.
+    for text in ["host\n".to_owned(), row("p") + &row("q")] {
+        fs::write(&rows, &text).unwrap();
+        let experiment = Experiment { json: Some(rows.clone()), ..experiment(plans[0]) };
+        let error = run(&experiment).unwrap_err().to_string();
+        assert!(error.starts_with("--json: line 1 of ") && error.ends_with("name another file"), "{error}");
+        assert_eq!(fs::read_to_string(&rows).unwrap(), text);
+    }
 }
 
 #[test]
@@ -155,7 +164,10 @@ fn rows_of_simulations_name_their_variant_as_cells_do() {
     let origin = Origin::of_this_run("simulated").unwrap();
     let plan::Any::Serving(plan) = plan::Any::read("routing-fig9").unwrap() else { panic!("another kind") };
     let of_row = |row: &serde_json::Value| Ok(plan.variant(row["variant"].as_str().unwrap())?.fingerprint());
-    RowsFile::open(&folder.join("routing-fig9.json")).unwrap().write_rows(&rows, &origin, of_row).unwrap();
+    RowsFile::open(&folder.join("routing-fig9.json"), "routing-fig9")
+        .unwrap()
+        .write_rows(&rows, &origin, of_row)
+        .unwrap();
     let (results, trees) = (Results::open(folder).unwrap(), Trees::parse("sched 1"));
     let line = results.lines("routing-fig9", false);
     for cell in &cells {
