@@ -3,7 +3,7 @@
 use std::{
     io::{Read as _, Write as _},
     net::{TcpStream, UdpSocket},
-    process::Stdio,
+    process::{Child, Stdio},
     time::{Duration, Instant},
 };
 
@@ -447,7 +447,7 @@ fn a_small_urgent_request_takes_both_paths_and_needs_only_one_of_them() {
     let uplinks = Uplinks::to_models();
     let site = &uplinks.site;
     // A whole answer takes as long as cancelling one may take.
-    let (prefill, step) = (Duration::from_millis(300), Duration::from_millis(200));
+    let (prefill, step) = (Duration::from_millis(1_500), Duration::from_millis(200));
     let thinking = Speed { prefill, step, ..Speed::default() };
     let engine = Engine::start(&site.chain.target, 8001, "large", thinking).unwrap();
     let class = "[class.spread]\nlevel = \"high\"\nplacement = \"redundant\"\n";
@@ -456,11 +456,14 @@ fn a_small_urgent_request_takes_both_paths_and_needs_only_one_of_them() {
     let sections = format!("{paths}{}", uplinks.serve(class));
     let edge = edge(site, &format!("\"{}\"", site.template(Family::V4)), &sections);
     wait_until_up(site);
-    let ask = || {
+    let begin = || {
         let mut curl = site.chain.client.command("curl").unwrap();
         let body = r#"{"model":"large","messages":[{"role":"user","content":"x"}],"stream":true,"max_tokens":20}"#;
         curl.args(["-sS", "-N", "--max-time", "30", "http://127.0.0.1:8100/v1/chat/completions", "--json", body]);
-        let output = curl.output().unwrap();
+        curl.stdout(Stdio::piped()).spawn().unwrap()
+    };
+    let end = |curl: Child| {
+        let output = curl.wait_with_output().unwrap();
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(said.trim_end().ends_with("data: [DONE]"), "{said}; the edge said:\n{}", edge.output());
     };
@@ -468,18 +471,20 @@ fn a_small_urgent_request_takes_both_paths_and_needs_only_one_of_them() {
         let counts = Counts::read(&site.chain.client, METRICS).unwrap();
         ["copies", "copies_first"].map(|count| counts.of(&format!("edge_request_{count}_total")))
     };
-    ask();
+    end(begin());
     assert_eq!(copies(), [0, 0], "the length of answers is still unknown");
     assert_eq!(engine.counts(), [1, 1, 0]);
 
-    ask();
+    end(begin());
     assert_eq!(copies()[0], 1, "the edge said:\n{}", edge.output());
     wait_for("the losing request to be cancelled", SOON, || (engine.counts() == [3, 2, 1]).then_some(())).unwrap();
 
     let before = copies();
+    // The original reaches the engine, but its answer does not come back. A path that was cut before would be known as silent.
+    let curl = begin();
+    wait_for("the engine to work on both", SOON, || (engine.counts()[0] == 5).then_some(())).unwrap();
     uplinks.cut(true);
-    ask();
+    end(curl);
     assert_eq!(copies(), [before[0] + 1, before[1] + 1], "the edge said:\n{}", edge.output());
-    // The original reaches the engine, but its answer does not come back.
     wait_for("the original request to be cancelled", SOON, || (engine.counts() == [5, 3, 2]).then_some(())).unwrap();
 }
