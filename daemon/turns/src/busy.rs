@@ -13,15 +13,15 @@ use std::{
 use tokio::task::yield_now;
 
 thread_local! {
-    /// How often something has arrived.
-    static ARRIVALS: Cell<u64> = const { Cell::new(0) };
+    /// Whether something has arrived since the last look.
+    static HAS_ARRIVED: Cell<bool> = const { Cell::new(false) };
     /// Wakes [`poll_after_arrivals`].
     static WAKER: RefCell<Option<Waker>> = const { RefCell::new(None) };
 }
 
 /// Notes that something has arrived for the current thread.
 pub(super) fn arrived() {
-    ARRIVALS.set(ARRIVALS.get() + 1);
+    HAS_ARRIVED.set(true);
     if let Some(waker) = WAKER.take() {
         waker.wake();
     }
@@ -30,10 +30,9 @@ pub(super) fn arrived() {
 /// Keeps the thread from sleeping until nothing has arrived for `time`: as long as a task is ready, the runtime looks for events and does
 /// not wait for them. Never ends.
 pub(super) async fn poll_after_arrivals(time: Duration) {
-    let mut seen = ARRIVALS.get();
     loop {
         poll_fn(|cx| {
-            if ARRIVALS.get() != seen {
+            if HAS_ARRIVED.take() {
                 return Poll::Ready(());
             }
             WAKER.replace(Some(cx.waker().clone()));
@@ -41,14 +40,11 @@ pub(super) async fn poll_after_arrivals(time: Duration) {
         })
         .await;
         let mut last = Instant::now();
-        loop {
-            let (arrivals, now) = (ARRIVALS.get(), Instant::now());
-            if arrivals != seen {
-                (seen, last) = (arrivals, now);
-            } else if now.saturating_duration_since(last) >= time {
-                break;
-            }
+        while last.elapsed() < time {
             yield_now().await;
+            if HAS_ARRIVED.take() {
+                last = Instant::now();
+            }
         }
     }
 }
@@ -78,24 +74,21 @@ mod tests {
 
     #[test]
     fn a_thread_sleeps_until_something_arrives_and_then_looks_for_events_until_the_time_is_over() {
-        // Both end, and begin anew with the next arrival.
-        for (time, looks) in [(Duration::from_secs(3_600), 100), (Duration::ZERO, 1)] {
+        for (time, polls) in [(Duration::from_secs(3_600), true), (Duration::ZERO, false)] {
             let woken = Arc::<Woken>::default();
             let waker = Waker::from(woken.clone());
             let mut context = Context::from_waker(&waker);
             let mut polling = pin!(poll_after_arrivals(time));
-            let mut look = || assert!(polling.as_mut().poll(&mut context).is_pending());
             let is_woken = || woken.0.swap(0, Relaxed) > 0;
-            for _ in 0..2 {
-                look();
-                if time.is_zero() {
-                    assert!(!is_woken(), "it sleeps");
-                }
+            let mut look = || assert!(polling.as_mut().poll(&mut context).is_pending());
+            look();
+            assert!(!is_woken(), "it sleeps");
+            for is_first in [true, false] {
                 arrived();
-                assert!(is_woken() || !time.is_zero(), "an arrival wakes it");
-                for _ in 0..looks {
+                assert!(is_woken() || (polls && !is_first), "an arrival wakes it, unless it does not sleep");
+                for _ in 0..100 {
                     look();
-                    assert!(is_woken(), "it looks for events and does not sleep");
+                    assert_eq!(is_woken(), polls, "it looks for events as long as the time lasts");
                 }
             }
         }

@@ -161,6 +161,7 @@ mod tests {
             TURNS.take();
         }
     }
+
     #[test]
     fn only_a_thread_that_polls_for_events_has_a_task_for_it() {
         for (busy_poll, tasks) in [(Duration::ZERO, 0), (Duration::from_micros(50), 1)] {
