@@ -160,12 +160,7 @@ impl Census {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::prefixes::REMEMBERED;
-
-    fn prefix(number: u16) -> AddressPrefix {
-        let [b, c] = number.to_be_bytes();
-        AddressPrefix::V4([10, b, c])
-    }
+    use crate::prefixes::{REMEMBERED, tests::prefix};
 
     fn limits(connections: u32, places_for_strangers: u32, strangers_per_prefix: u32) -> AdmissionLimits {
         AdmissionLimits { connections, places_for_strangers, strangers_per_prefix, ..AdmissionLimits::default() }

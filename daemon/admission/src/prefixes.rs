@@ -81,10 +81,10 @@ impl RememberedPrefixes {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn prefix(number: u16) -> AddressPrefix {
+    pub(in super::super) fn prefix(number: u16) -> AddressPrefix {
         let [b, c] = number.to_be_bytes();
         AddressPrefix::V4([10, b, c])
     }

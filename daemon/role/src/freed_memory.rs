@@ -51,8 +51,7 @@ impl Default for Trims {
 impl Trims {
     /// Whether freed memory has to go back: there is more than may stay, or so many blocks have been freed since the last time that pages
     /// which could not go back then may be free as a whole.
-    fn is_due(&mut self, heap: Heap) -> bool {
-        self.follow(heap.freed_bytes);
+    fn is_due(&self, heap: Heap) -> bool {
         let freed_blocks_bytes = self.in_use_bytes.saturating_sub(heap.in_use_bytes);
         let few_bytes = MAY_STAY_BYTES.min(self.in_use_bytes / 8);
         heap.freed_bytes > self.may_stay_bytes || (heap.freed_bytes > MAY_STAY_BYTES && freed_blocks_bytes > few_bytes)
@@ -78,6 +77,7 @@ impl Trims {
             return self;
         }
         let before = heap();
+        self.follow(before.freed_bytes);
         if self.is_due(before) {
             // SAFETY: the call takes no pointer, and malloc allows it in every thread.
             unsafe { libc::malloc_trim(0) };
@@ -126,7 +126,7 @@ mod tests {
         assert!(freed > BYTES / 2, "only {freed} bytes are free");
         _ = Trims { may_stay_bytes: freed * 2, ..Trims::default() }.after_look();
         assert!(resident_bytes() > full - BYTES / 4, "it stays while it is little");
-        let mut trims = Trims::default().after_look();
+        let trims = Trims::default().after_look();
         assert!(resident_bytes() < full - BYTES / 2, "{} bytes are left of {full}", resident_bytes());
         assert!(trims.may_stay_bytes < MAY_STAY_BYTES + BYTES / 4);
         assert!(!trims.is_due(heap()), "nothing is left to do");
@@ -139,6 +139,7 @@ mod tests {
         let mut trims = Trims::default();
         looks.map(|(freed, in_use, left)| {
             let heap = |freed| Heap { freed_bytes: freed << 20, in_use_bytes: in_use << 20 };
+            trims.follow(freed << 20);
             let is_due = trims.is_due(heap(freed));
             if is_due {
                 trims.done(heap(left));
