@@ -70,7 +70,7 @@ fn transport(transport: &TransportSettings) -> String {
     };
     let waits = match (coalesce, busy_poll) {
         (&Duration::ZERO, &Duration::ZERO) => String::new(),
-        (&Duration::ZERO, time) => format!(", events polled for during {time:?} after each arrival"),
+        (&Duration::ZERO, time) => format!(", polling for events for {time:?} after each arrival"),
         (coalesce, _) => format!(", events gathered for up to {coalesce:?} under load"),
     };
     format!(
