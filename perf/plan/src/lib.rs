@@ -3,6 +3,7 @@
 //! A plan names everything that decides its result. Its [variants](Plan::variant) change single keys, for what a paper leaves
 //! open or for another network.
 
+mod bounds;
 mod clock;
 mod file;
 mod network;

@@ -1,12 +1,19 @@
 //! Plans with several paths: a host sends streams to another over two or more simulated paths.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{collections::BTreeMap, ops::RangeInclusive};
 
 use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 use toml::Table;
 
-use super::{Verdict, named_once, variants};
+use super::{
+    Verdict,
+    bounds::{entries, names, within},
+    named_once, variants,
+};
+
+/// How many bytes a stream or a resource has.
+pub(crate) const STREAM_BYTES: RangeInclusive<u64> = 1..=100_000_000;
 
 /// One experiment with several paths, or one variant of it.
 #[derive(Clone, Debug, Deserialize)]
@@ -151,33 +158,35 @@ variants::varied!(PathsPlan);
 
 impl PathsPlan {
     fn check(&self) -> Result<()> {
-        let names = |names: &mut dyn Iterator<Item = &str>| names.collect::<BTreeSet<_>>().len();
-        ensure!((2..=1_000).contains(&self.repetitions), "repetitions: between 2 and 1000, for a deviation");
+        within("repetitions", self.repetitions, 2..=1_000)?;
         ensure!(!self.schedulers.is_empty(), "schedulers: at least one");
         named_once(self.schedulers.iter().map(|scheduler| scheduler.name())).context("schedulers")?;
-        ensure!((1..=8).contains(&self.streams.len()), "streams: between 1 and 8");
-        let distinct = names(&mut self.streams.iter().map(|stream| stream.name.as_str()));
-        ensure!(distinct == self.streams.len(), "streams: two have the same name");
-        for stream in &self.streams {
-            ensure!((1..=255).contains(&stream.priority), "stream {}: priority between 1 and 255", stream.name);
-            ensure!((1..=100_000_000).contains(&stream.bytes), "stream {}: bytes between 1 and 1e8", stream.name);
+        entries("streams", self.streams.len(), 1..=8)?;
+        names("streams", self.streams.iter().map(|stream| stream.name.as_str()))?;
+        for Stream { name, bytes, priority, .. } in &self.streams {
+            within(format_args!("stream {name}: `priority`"), *priority, 1..=255)?;
+            within(format_args!("stream {name}: `bytes`"), *bytes, STREAM_BYTES)?;
         }
-        let distinct = names(&mut self.cells.iter().map(|cell| cell.name.as_str()));
-        ensure!(distinct == self.cells.len() && distinct > 0, "cells: at least one, with distinct names");
-        self.cells.iter().try_for_each(Cell::check)?;
+        Cell::check_all(&self.cells)?;
         self.links.check()
     }
 }
 
 impl Cell {
-    /// Checks that its paths are within bounds.
-    pub(super) fn check(&self) -> Result<()> {
-        ensure!((1..=4).contains(&self.paths.len()), "cell {}: between 1 and 4 paths", self.name);
-        for path in &self.paths {
-            let sound = (0.01..=10_000.0).contains(&path.rate_mbit) && (0.01..=10_000.0).contains(&path.rtt_ms);
-            ensure!(sound, "cell {}: rate_mbit and rtt_ms between 0.01 and 10000", self.name);
-        }
-        Ok(())
+    /// Checks that cells have names of their own, and paths within bounds.
+    pub(super) fn check_all(cells: &[Self]) -> Result<()> {
+        ensure!(!cells.is_empty(), "cells: at least one");
+        names("cells", cells.iter().map(|cell| cell.name.as_str()))?;
+        cells.iter().try_for_each(Self::check)
+    }
+
+    fn check(&self) -> Result<()> {
+        let name = &self.name;
+        entries(format_args!("cell {name}: `paths`"), self.paths.len(), 1..=4)?;
+        self.paths.iter().try_for_each(|path| {
+            within(format_args!("cell {name}: `rate_mbit`"), path.rate_mbit, 0.01..=10_000.0)?;
+            within(format_args!("cell {name}: `rtt_ms`"), path.rtt_ms, 0.01..=10_000.0)
+        })
     }
 }
 
@@ -185,12 +194,12 @@ impl Links {
     /// Checks that its values are within bounds.
     pub(super) fn check(&self) -> Result<()> {
         let Self { payload_bytes, packet_bytes, buffer_packets, initial_window, jitter_ms, rtt_error } = *self;
-        ensure!(payload_bytes > 0 && payload_bytes <= packet_bytes, "links: payload_bytes within packet_bytes");
-        ensure!(packet_bytes <= 65_535, "links.packet_bytes: 65535 at most");
-        ensure!((2..=100_000).contains(&buffer_packets), "links.buffer_packets: between 2 and 100000");
-        ensure!((2..=10_000).contains(&initial_window), "links.initial_window: between 2 and 10000");
-        ensure!((0.0..=1_000.0).contains(&jitter_ms), "links.jitter_ms: between 0 and 1000");
-        ensure!((0.0..=0.9).contains(&rtt_error), "links.rtt_error: between 0 and 0.9");
-        Ok(())
+        within("links.packet_bytes", packet_bytes, 1..=65_535)?;
+        // Headers take the rest.
+        within("links.payload_bytes", payload_bytes, 1..=packet_bytes)?;
+        within("links.buffer_packets", buffer_packets, 2..=100_000)?;
+        within("links.initial_window", initial_window, 2..=10_000)?;
+        within("links.jitter_ms", jitter_ms, 0.0..=1_000.0)?;
+        within("links.rtt_error", rtt_error, 0.0..=0.9)
     }
 }

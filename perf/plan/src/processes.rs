@@ -6,6 +6,7 @@ use toml::Table;
 
 use super::{
     Varied as _, Verdict,
+    bounds::within,
     clock::Clock,
     file::PlanFile,
     serving::{Arrivals, Choose, Latency, Seeds, ServingPlan},
@@ -157,18 +158,23 @@ impl ProcessesPlan {
     }
 
     fn check(&self) -> Result<()> {
-        ensure!((0.1..=100.0).contains(&self.faster), "faster: between 0.1 and 100");
+        within("faster", self.faster, 0.1..=100.0)?;
         let Link { rate_mbit, queue_ms, lab_delay_ms } = self.link;
-        ensure!((0.1..=10_000.0).contains(&rate_mbit), "link.rate_mbit: between 0.1 and 10000");
-        ensure!((1..=10_000).contains(&queue_ms), "link.queue_ms: between 1 and 10000");
-        ensure!((0.0..=1_000.0).contains(&lab_delay_ms), "link.lab_delay_ms: between 0 and 1000");
+        within("link.rate_mbit", rate_mbit, 0.1..=10_000.0)?;
+        within("link.queue_ms", queue_ms, 1..=10_000)?;
+        within("link.lab_delay_ms", lab_delay_ms, 0.0..=1_000.0)?;
         let WarmUp { rounds, tokens } = self.warm_up;
-        ensure!((1..=32).contains(&rounds), "warm_up.rounds: between 1 and 32");
-        ensure!((2..=1_000).contains(&tokens), "warm_up.tokens: between 2 and 1000");
+        within("warm_up.rounds", rounds, 1..=32)?;
+        within("warm_up.tokens", tokens, 2..=1_000)?;
         let Some(base) = self.base.as_deref() else { return Ok(()) };
-        ensure!(base.latency.is_none() && base.link.is_none(), "changes: the link is this plan's own");
-        ensure!(!base.discards && !base.lengths.known, "changes: engines discard nothing, lengths are not known");
-        ensure!(base.gpus <= 16, "gpus: at most 16, since each engine is a thread");
+        ensure!(
+            base.latency.is_none() && base.link.is_none(),
+            "changes: `latency` and `link` are this plan's own; name a plan of model serving without them"
+        );
+        ensure!(!base.discards, "changes.discards: true, but engines discard nothing");
+        ensure!(!base.lengths.known, "changes.lengths.known: true, but lengths are not known");
+        // Each engine is a thread.
+        within("changes.gpus", base.gpus, 1..=16)?;
         for workload in &base.workloads {
             let is_known = matches!(workload.arrivals, Arrivals::Stable { .. } | Arrivals::Bursts { .. });
             ensure!(is_known, "workload {}: only `stable` and `bursts` can be made faster", workload.name);
@@ -176,19 +182,24 @@ impl ProcessesPlan {
         for policy in &base.policies {
             let name = &policy.name;
             let is_fixed = matches!(policy.choose, Choose::Fixed(_));
-            ensure!(policy.guarded != is_fixed, "policy {name}: the product guards all policies, and no fixed model");
-            ensure!(!policy.blind, "policy {name}: the product's policies know the path");
+            ensure!(
+                policy.guarded != is_fixed,
+                "policy {name}: `guarded` is {}, but the product guards all policies, and no fixed model",
+                policy.guarded
+            );
+            ensure!(!policy.blind, "policy {name}: `blind` is true, but the product's policies know the path");
             let trainings = match &policy.choose {
                 Choose::Tuned(recipe) => base.tuned.get(recipe).map(|recipe| recipe.trainings),
                 Choose::Dqn(recipe) => base.dqn.get(recipe).map(|recipe| recipe.trainings),
                 Choose::Rule(margin) => {
                     let product = f64::from(sched::route::MARGIN_PERCENT) / 100.0;
-                    ensure!((margin - product).abs() < 1e-9, "policy {name}: the product's margin is {product}");
+                    let is_products = (margin - product).abs() < 1e-9;
+                    ensure!(is_products, "policy {name}: `rule` is {margin}, but the product's margin is {product}");
                     None
                 }
                 Choose::Fixed(_) | Choose::RoundRobin | Choose::LeastLoaded => None,
             };
-            ensure!(trainings.unwrap_or(1) == 1, "policy {name}: `trainings` is 1");
+            within(format_args!("policy {name}: `trainings` of its recipe"), trainings.unwrap_or(1), 1..=1)?;
         }
         Ok(())
     }
@@ -247,7 +258,7 @@ mod tests {
             ("choose.rule = 1.2", "choose.rule = 1.1", "margin"),
             ("choose.rule = 1.2\nguarded = true", "choose.rule = 1.2", "policy rule"),
             ("[link]\n", "[link]\nloss = 1\n", "loss"),
-            ("trainings = 1", "trainings = 2", "`trainings` is 1"),
+            ("trainings = 1", "trainings = 2", "`trainings` of its recipe: 2 is not within 1 to 1"),
         ] {
             let changed = text.replacen(from, to, 1);
             assert_ne!(changed, text, "{from}");

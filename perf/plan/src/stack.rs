@@ -1,14 +1,14 @@
 //! Plans that check the simulator of packets: single streams over the kernel's TCP and MPTCP, and over simulated links.
 
-use std::collections::BTreeSet;
-
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 use toml::Table;
 
 use super::{
     Verdict,
-    paths::{Cell, Links},
+    bounds::{entries, names, within},
+    named_once,
+    paths::{Cell, Links, STREAM_BYTES},
     variants,
 };
 
@@ -107,23 +107,20 @@ impl StackPlan {
     }
 
     fn check(&self) -> Result<()> {
-        ensure!((2..=1_000).contains(&self.repetitions), "repetitions: between 2 and 1000, for an interval");
-        ensure!(!self.congestion.is_empty(), "congestion: at least one");
-        ensure!(!self.streams.is_empty() && !self.cells.is_empty(), "streams, cells: at least one of each");
-        for stream in &self.streams {
-            ensure!((1..=100_000_000).contains(&stream.bytes), "stream {}: bytes between 1 and 1e8", stream.name);
+        within("repetitions", self.repetitions, 2..=1_000)?;
+        ensure!(!self.congestion.is_empty(), "congestion: at least one of reno and cubic");
+        named_once(self.congestion.iter().map(|congestion| congestion.name())).context("congestion")?;
+        ensure!(!self.streams.is_empty(), "streams: at least one");
+        names("streams", self.streams.iter().map(|stream| stream.name.as_str()))?;
+        for Transfer { name, bytes } in &self.streams {
+            within(format_args!("stream {name}: `bytes`"), *bytes, STREAM_BYTES)?;
         }
-        let names: BTreeSet<_> = self.cells.iter().map(|cell| cell.name.as_str()).collect();
-        ensure!(names.len() == self.cells.len(), "cells: two have the same name");
-        for cell in &self.cells {
-            cell.check()?;
-            ensure!(cell.paths.len() <= 2, "cell {}: one path for TCP or two for MPTCP", cell.name);
+        Cell::check_all(&self.cells)?;
+        for Cell { name, paths } in &self.cells {
+            // One path for TCP or two for MPTCP.
+            entries(format_args!("cell {name}: `paths`"), paths.len(), 1..=2)?;
         }
         self.links.check()?;
-        ensure!(
-            self.mptcp_option_bytes < self.links.payload_bytes,
-            "mptcp_option_bytes: less than links.payload_bytes"
-        );
-        Ok(())
+        within("mptcp_option_bytes", self.mptcp_option_bytes, 0..=self.links.payload_bytes - 1)
     }
 }

@@ -109,10 +109,21 @@ fn mistakes_are_refused_with_their_place() {
         ("repetitions = 1", "repetitions = 1\nmin_paced_rtt_us = 0", "only one way"),
         ("far.network.delay_ms", "far.network.delay", "variant far"),
         ("poisson-per-s = 2", "poisson-per-s = -2", "variant poisson"),
-        ("repetitions = 1", "repetitions = 1_000_001", "repetitions: between 1 and 1000000"),
+        ("repetitions = 1", "repetitions = 1_000_001", "repetitions: 1000001 is not within 1 to 1000000"),
         ("seed = 1", "seed = 18_446_744_073_709_551_615", "seed"),
         ("bytes = 10 ", "bytes = 1_000_000_001 ", "class short: `bytes`"),
-        ("limit_s = 1 ", "limit_s = 0 ", "workload.limit_s"),
+        ("limit_s = 1 ", "limit_s = 0 ", "workload.limit_s: 0 is not within 1 to 86400"),
+        // It would fill memory before it began.
+        ("requests = 2,", "requests = 1_000_000_000,", "workload.requests: 1000000000 is not within 1 to 1000000"),
+        ("requests = 2,", "requests = 900_000,", "poisson-per-s: at 2 a second, 900000 requests take about 450000 s"),
+        ("poisson-per-s = 2", "poisson-per-s = 1e-7", "workload.arrivals.poisson-per-s: 0.0000001 is not within"),
+        ("rate_mbit = 5", "rate_mbit = 1e-7", "network.rate_mbit: 0.0000001 is not within 0.001 to 1000000"),
+        ("rate_mbit = 5", "rate_mbit = nan", "network.rate_mbit: NaN"),
+        ("deadline_ms = 5", "deadline_ms = 0", "class long: `deadline_ms`: 0 is not within 1 to 86400000"),
+        ("name = \"short\"", "name = \"all\"", "classes: `name` is `all`"),
+        ("name = \"short\"", "name = \"\"", "classes: a `name` is empty"),
+        ("name = \"short\"", "name = \"long\"", "classes: two have the same name, long"),
+        ("level = \"high\"", "weight = 0", "class long: `weight`: 0 is not within"),
         ("limit_s = 1 ", "limit_s = 86_401 ", "workload.limit_s"),
         ("limit_s = 1 ", "limit_s = 1, connections = 2 ", "workload.connections: this topology has one"),
         ("\"tls-1\"", "\"ml-rr\"", "schedulers: ml-rr is named twice"),
@@ -134,6 +145,9 @@ fn mistakes_are_refused_with_their_place() {
         let error = format!("{:#}", Plan::from_toml(&text).unwrap_err());
         assert!(error.contains(message), "{error}");
     }
+    let heavy = TEXT.replacen("requests = 2,", "requests = 5,", 1).replacen("bytes = 10 ", "bytes = 1_000_000_000 ", 1);
+    let error = Plan::from_toml(&heavy).unwrap_err().to_string();
+    assert!(error.contains("may need 5000000000 bytes of memory, more than 4000000000; lower `requests`"), "{error}");
     let attack = fs::read_to_string(format!("{FOLDER}/under-attack.toml")).unwrap();
     for missing in ["flood = \"random\"\n", "\nrate_mbit = 50"] {
         let error = Plan::from_toml(&attack.replacen(missing, "\n", 1)).unwrap_err().to_string();

@@ -7,8 +7,10 @@ use serde::{Deserialize, Serialize};
 use toml::Table;
 
 use super::{
-    Verdict, named_once,
-    paths::{Cell, Links},
+    Verdict,
+    bounds::{names, within},
+    named_once,
+    paths::{Cell, Links, STREAM_BYTES},
     variants,
 };
 
@@ -218,20 +220,20 @@ impl TreesPlan {
     }
 
     fn check(&self) -> Result<()> {
-        ensure!((2..=1_000).contains(&self.repetitions), "repetitions: between 2 and 1000, for an interval");
-        ensure!((0.0..=0.9).contains(&self.size_spread), "size_spread: between 0 and 0.9");
-        ensure!(!self.schedulers.is_empty() && !self.browsers.is_empty(), "schedulers and browsers: at least one");
+        within("repetitions", self.repetitions, 2..=1_000)?;
+        within("size_spread", self.size_spread, 0.0..=0.9)?;
+        ensure!(!self.schedulers.is_empty(), "schedulers: at least one");
         named_once(self.schedulers.iter().map(|scheduler| scheduler.name())).context("schedulers")?;
         ensure!(
             self.schedulers.contains(&TreesScheduler::Paced),
             "schedulers: paced is missing; others are compared with it"
         );
-        let distinct: BTreeSet<_> = self.pages.iter().map(|page| &page.name).collect();
-        ensure!(distinct.len() == self.pages.len() && !distinct.is_empty(), "pages: at least one, with distinct names");
+        ensure!(!self.browsers.is_empty(), "browsers: at least one");
+        named_once(self.browsers.iter().map(|browser| browser.name())).context("browsers")?;
+        ensure!(!self.pages.is_empty(), "pages: at least one");
+        names("pages", self.pages.iter().map(|page| page.name.as_str()))?;
         self.pages.iter().try_for_each(Page::check)?;
-        let distinct: BTreeSet<_> = self.cells.iter().map(|cell| &cell.name).collect();
-        ensure!(distinct.len() == self.cells.len() && !distinct.is_empty(), "cells: at least one, with distinct names");
-        self.cells.iter().try_for_each(Cell::check)?;
+        Cell::check_all(&self.cells)?;
         self.links.check()
     }
 }
@@ -240,24 +242,19 @@ impl Page {
     fn check(&self) -> Result<()> {
         let name = &self.name;
         let streams = self.resources.iter().map(|resource| resource.count).fold(0, u32::saturating_add);
-        ensure!((1..=MAX_STREAMS).contains(&streams), "page {name}: between 1 and {MAX_STREAMS} streams");
+        within(format_args!("page {name}: the sum of `count`"), streams, 1..=MAX_STREAMS)?;
         let mut known = BTreeSet::new();
         for Resource { name: of, bytes, count, after, at_pct, to_pct, blocks_render: _, divisible, kind: _ } in
             &self.resources
         {
             let is_document = known.is_empty();
-            ensure!((1..=100_000_000).contains(bytes), "page {name}, {of}: bytes between 1 and 1e8");
-            ensure!(
-                *count > 0 && (!is_document || *count == 1),
-                "page {name}, {of}: count at least 1, for the document 1"
-            );
+            within(format_args!("page {name}, {of}: `bytes`"), *bytes, STREAM_BYTES)?;
+            within(format_args!("page {name}, {of}: `count`"), *count, 1..=if is_document { 1 } else { MAX_STREAMS })?;
             ensure!(after.is_empty() == is_document, "page {name}, {of}: all resources but the first need `after`");
             ensure!(is_document || known.contains(after), "page {name}, {of}: {after:?} must come before it");
             let to_pct = to_pct.unwrap_or(*at_pct);
-            ensure!(
-                (0.0..=100.0).contains(at_pct) && (*at_pct..=100.0).contains(&to_pct),
-                "page {name}, {of}: percentages between 0 and 100, in order"
-            );
+            within(format_args!("page {name}, {of}: `at_pct`"), *at_pct, 0.0..=100.0)?;
+            within(format_args!("page {name}, {of}: `to_pct`"), to_pct, *at_pct..=100.0)?;
             let parent = self.resources.iter().find(|it| it.name == *after);
             let is_whole = parent.is_none_or(|parent| parent.count == 1 && !parent.divisible);
             ensure!(is_whole, "page {name}, {of}: {after} must be one undivided stream");

@@ -1,13 +1,13 @@
 //! Checks of plans with a network.
 
-use std::collections::BTreeSet;
-
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::ValueEnum as _;
 use instruments::payload::PAYLOAD_BYTES;
 
 use super::{
-    Arrivals, Class, Clock, Congestion, Network, Plan, Published, Reader, Scheduler, Topology, Tunnel, Workload,
+    Arrivals, Class, Clock, Congestion, Engine, Network, Plan, Published, Reader, Scheduler, Topology, Tunnel,
+    Workload,
+    bounds::{ALL, MAX_DELAY_MS, RATES_MBIT, entries, names, share, within},
     named_once,
 };
 
@@ -16,6 +16,12 @@ pub const MAX_REPETITIONS: u64 = 1_000_000;
 
 /// How many bytes a request has at most, because both ends hold them in memory.
 const MAX_BYTES: usize = 1_000_000_000;
+
+/// How many requests a repetition has at most. Each takes memory before the first is made.
+const MAX_REQUESTS: usize = 1_000_000;
+
+/// How many bytes the requests of a repetition have at most together: those that begin at once are in memory at once.
+const MAX_TOTAL_BYTES: u128 = 4_000_000_000;
 
 /// How many seconds a run lasts at most: a day.
 const MAX_LIMIT_S: u64 = 86_400;
@@ -62,129 +68,212 @@ impl Plan {
 
     /// Checks what the types alone do not rule out.
     pub(super) fn check(&self) -> Result<()> {
-        let Network { rate_mbit, loss, return_loss, delay_ms, return_delay_ms, queue_packets, queue_ms } = self.network;
-        ensure!(rate_mbit > 0.0 && rate_mbit.is_finite(), "network.rate_mbit: {rate_mbit} is not a rate");
-        for (key, share) in [("loss", loss), ("return_loss", return_loss.unwrap_or_default())] {
-            ensure!((0.0..1.0).contains(&share), "network.{key}: {share} is not a share from 0 to below 1");
-        }
-        for (key, ms) in [("delay_ms", delay_ms), ("return_delay_ms", return_delay_ms)] {
-            ensure!((0.0..=60_000.0).contains(&ms), "network.{key}: {ms} is not within 0 to 60000");
-        }
-        ensure!(queue_packets > 0, "network.queue_packets: a link holds at least one packet");
-        if let Some(queue_ms) = queue_ms {
-            ensure!((0.1..=60_000.0).contains(&queue_ms), "network.queue_ms: {queue_ms} is not within 0.1 to 60000");
-            ensure!(self.clocks == [Clock::VirtualNetwork], "network.queue_ms: only in the simulated network");
-        }
+        self.check_network()?;
+        self.check_classes()?;
+        self.check_workload()?;
         if self.topology == Topology::Tunnelled {
             self.check_tunnelled()?;
         }
         self.check_served()?;
-        let Workload { requests, arrivals, connections, backlog, one_way, reader, limit_s, .. } = self.workload;
-        ensure!(requests > 0 && connections > 0, "workload: at least one request over one connection");
-        let has_several = matches!(self.topology, Topology::Masque | Topology::Tunnelled | Topology::Workers);
-        ensure!(has_several || connections == 1, "workload.connections: this topology has one");
-        ensure!((1..=MAX_LIMIT_S).contains(&limit_s), "workload.limit_s: between 1 and {MAX_LIMIT_S}");
-        if let Arrivals::PoissonPerS(rate) = arrivals {
-            ensure!(rate > 0.0 && rate.is_finite(), "workload.arrivals.poisson-per-s: {rate} is not a rate");
-        }
-        let (virtual_network, native) = (Clock::VirtualNetwork, Clock::Native);
-        if one_way {
-            ensure!(self.topology == Topology::Direct && backlog == 0, "workload.one_way: not with relay or backlog");
-            ensure!(!self.clocks.contains(&virtual_network), "workload.one_way: virtual time does not see CPU time");
-        } else {
-            let relayed = matches!(self.topology, Topology::Workers | Topology::Attacked);
-            ensure!(relayed || !self.clocks.contains(&native), "clocks: this topology runs natively only one way");
-        }
         if matches!(self.topology, Topology::Workers | Topology::Attacked) {
-            let same = self.classes.iter().all(|class| class.bytes == PAYLOAD_BYTES);
-            ensure!(same, "classes: payloads of the load generator have {PAYLOAD_BYTES} bytes");
+            for Class { name, bytes, .. } in &self.classes {
+                let is_payload = *bytes == PAYLOAD_BYTES;
+                ensure!(
+                    is_payload,
+                    "class {name}: `bytes` is {bytes}, not {PAYLOAD_BYTES} as the load generator's payloads"
+                );
+            }
         }
         if self.topology == Topology::Attacked {
-            ensure!(self.flood.is_some(), "flood: missing");
-            ensure!(self.classes.iter().all(|class| class.rate_mbit.is_some()), "classes: `rate_mbit` is missing");
+            ensure!(self.flood.is_some(), "flood: missing; what the attacker sends");
         }
-        // Only one-way transfers leave by the product's sockets with these settings.
-        let is_default = self.quantum_us.is_none() && self.min_paced_rtt_us.is_none();
-        ensure!(one_way || is_default, "quantum_us, min_paced_rtt_us: only one way");
-        if let Some(Reader { buffer_bytes, packet_us }) = reader {
-            ensure!(one_way && !self.clocks.contains(&Clock::Native), "workload.reader: only one way and in the lab");
-            ensure!((1..1 << 30).contains(&buffer_bytes), "workload.reader.buffer_bytes: between 1 and 2^30");
-            ensure!((0.0..1e6).contains(&packet_us), "workload.reader.packet_us: between 0 and 1000000");
+        if matches!(self.topology, Topology::Attacked | Topology::Marked) {
+            let without = self.classes.iter().find(|class| class.rate_mbit.is_none());
+            ensure!(without.is_none(), "classes: `rate_mbit` is missing in one or more");
         }
-        if let Congestion::FixedMbit(mbit) = self.congestion {
-            ensure!(one_way && mbit > 0.0 && mbit.is_finite(), "congestion.fixed-mbit: a rate, and only one way");
+        let repetitions = [("repetitions", Some(self.repetitions)), ("lab_repetitions", self.lab_repetitions)];
+        for (key, repetitions) in repetitions.into_iter().filter_map(|(key, count)| Some((key, count?))) {
+            within(key, repetitions, 1..=MAX_REPETITIONS)?;
         }
-        for (key, repetitions) in [("repetitions", Some(self.repetitions)), ("lab_repetitions", self.lab_repetitions)] {
-            let is_sound = repetitions.is_none_or(|repetitions| (1..=MAX_REPETITIONS).contains(&repetitions));
-            ensure!(is_sound, "{key}: between 1 and {MAX_REPETITIONS}");
-        }
-        ensure!(!self.clocks.is_empty(), "clocks: at least one");
-        ensure!(!self.schedulers.is_empty(), "schedulers: at least one");
-        let lab = self.clocks.contains(&Clock::Lab);
-        ensure!(lab || self.lab_schedulers.is_empty(), "lab_schedulers: the plan does not run in the lab");
-        let twice = self.lab_schedulers.iter().find(|scheduler| self.schedulers.contains(scheduler));
-        ensure!(
-            twice.is_none(),
-            "lab_schedulers: remove the schedulers that `schedulers` names, because they run in the lab as well"
-        );
-        for clock in &self.clocks {
-            self.check_schedulers(&self.schedulers, *clock).context("schedulers")?;
-        }
-        self.check_schedulers(&self.lab_schedulers, Clock::Lab).context("lab_schedulers")?;
-        ensure!((1..=256).contains(&self.classes.len()), "classes: between 1 and 256");
-        let names: BTreeSet<_> = self.classes.iter().map(|class| class.name.as_str()).collect();
-        ensure!(names.len() == self.classes.len(), "classes: two have the same name");
-        for Class { name, bytes, weight, .. } in &self.classes {
-            ensure!((1..=MAX_BYTES).contains(bytes), "class {name}: `bytes` is between 1 and {MAX_BYTES}");
-            ensure!(*weight > 0, "class {name}: `weight` is at least 1");
-        }
+        self.check_clocks()?;
         for Published { class, metric, .. } in &self.published {
-            ensure!(class == "all" || names.contains(class.as_str()), "published: no class {class}");
+            let is_known = class == ALL || self.classes.iter().any(|known| known.name == *class);
+            ensure!(is_known, "published: no class {class}; known: {ALL}, and the names in `classes`");
             ensure!(METRICS.contains(&metric.as_str()), "published: no metric {metric}; known: {}", METRICS.join(", "));
         }
         Ok(())
     }
 
+    fn check_network(&self) -> Result<()> {
+        let Network { rate_mbit, loss, return_loss, delay_ms, return_delay_ms, queue_packets, queue_ms } = self.network;
+        within("network.rate_mbit", rate_mbit, RATES_MBIT)?;
+        share("network.loss", loss, 0.0..1.0)?;
+        share("network.return_loss", return_loss.unwrap_or_default(), 0.0..1.0)?;
+        within("network.delay_ms", delay_ms, 0.0..=MAX_DELAY_MS)?;
+        within("network.return_delay_ms", return_delay_ms, 0.0..=MAX_DELAY_MS)?;
+        within("tunnel.target_delay_ms", self.tunnel.target_delay_ms, 0.0..=MAX_DELAY_MS)?;
+        within("network.queue_packets", queue_packets, 1..=1_000_000)?;
+        if let Some(queue_ms) = queue_ms {
+            within("network.queue_ms", queue_ms, 0.1..=MAX_DELAY_MS)?;
+            ensure!(
+                self.clocks == [Clock::VirtualNetwork],
+                "network.queue_ms: only the simulated network has it; `clocks` may name only virtual-network"
+            );
+        }
+        Ok(())
+    }
+
+    fn check_classes(&self) -> Result<()> {
+        entries("classes", self.classes.len(), 1..=256)?;
+        names("classes", self.classes.iter().map(|class| class.name.as_str()))?;
+        self.classes.iter().try_for_each(Class::check)
+    }
+
+    fn check_workload(&self) -> Result<()> {
+        let Workload { requests, arrivals, connections, backlog, one_way, reader, limit_s, .. } = self.workload;
+        within("workload.requests", requests, 1..=MAX_REQUESTS)?;
+        within("workload.connections", connections, 1..=10_000)?;
+        within("workload.backlog", backlog, 0..=10_000)?;
+        within("workload.limit_s", limit_s, 1..=MAX_LIMIT_S)?;
+        let largest = self.classes.iter().map(|class| class.bytes).max().unwrap_or_default();
+        let bytes = requests as u128 * largest as u128;
+        ensure!(
+            bytes <= MAX_TOTAL_BYTES,
+            "workload.requests: {requests} requests of up to {largest} bytes may need {bytes} bytes of memory, more than \
+             {MAX_TOTAL_BYTES}; lower `requests`, or `bytes` of the classes"
+        );
+        let has_several = matches!(self.topology, Topology::Masque | Topology::Tunnelled | Topology::Workers);
+        ensure!(has_several || connections == 1, "workload.connections: this topology has one, not {connections}");
+        if let Arrivals::PoissonPerS(rate) = arrivals {
+            within("workload.arrivals.poisson-per-s", rate, 1e-6..=1e9)?;
+            let arriving_s = requests as f64 / rate;
+            ensure!(
+                arriving_s <= limit_s as f64,
+                "workload.arrivals.poisson-per-s: at {rate} a second, {requests} requests take about {arriving_s:.0} s to be \
+                 made, longer than limit_s = {limit_s}; raise the rate or `limit_s`, or lower `requests`"
+            );
+        }
+        if one_way {
+            ensure!(
+                self.topology == Topology::Direct && backlog == 0,
+                "workload.one_way: true, which needs topology direct and backlog 0"
+            );
+            ensure!(
+                !self.clocks.contains(&Clock::VirtualNetwork),
+                "workload.one_way: true, but virtual time does not see CPU time; `clocks` may name lab and native"
+            );
+        }
+        let packets = [("quantum_us", self.quantum_us), ("min_paced_rtt_us", self.min_paced_rtt_us)];
+        for (key, value_us) in packets.into_iter().filter_map(|(key, value_us)| Some((key, value_us?))) {
+            // Only one-way transfers leave by the product's sockets with these settings.
+            ensure!(one_way, "{key}: only one way, with workload.one_way = true");
+            within(key, value_us, 0..=1_000_000)?;
+        }
+        if let Some(Reader { buffer_bytes, packet_us }) = reader {
+            ensure!(
+                one_way && !self.clocks.contains(&Clock::Native),
+                "workload.reader: only one way (workload.one_way = true), and `clocks` may name only lab"
+            );
+            within("workload.reader.buffer_bytes", buffer_bytes, 1..=(1 << 30) - 1)?;
+            within("workload.reader.packet_us", packet_us, 0.0..=1e6)?;
+        }
+        if let Congestion::FixedMbit(mbit) = self.congestion {
+            within("congestion.fixed-mbit", mbit, RATES_MBIT)?;
+            ensure!(one_way, "congestion.fixed-mbit: {mbit}, but only one way, with workload.one_way = true");
+        }
+        Ok(())
+    }
+
+    fn check_clocks(&self) -> Result<()> {
+        ensure!(!self.clocks.is_empty(), "clocks: at least one of virtual-network, lab and native");
+        let runs_natively = self.workload.one_way || matches!(self.topology, Topology::Workers | Topology::Attacked);
+        ensure!(
+            runs_natively || !self.clocks.contains(&Clock::Native),
+            "clocks: native, but this topology runs natively only one way (workload.one_way = true)"
+        );
+        ensure!(!self.schedulers.is_empty(), "schedulers: at least one");
+        let lab = self.clocks.contains(&Clock::Lab);
+        ensure!(lab || self.lab_schedulers.is_empty(), "lab_schedulers: the plan does not run in the lab");
+        if let Some(twice) = self.lab_schedulers.iter().find(|scheduler| self.schedulers.contains(scheduler)) {
+            let name = twice.name();
+            bail!("lab_schedulers: remove {name}: `schedulers` names it, and these run in the lab as well");
+        }
+        for clock in &self.clocks {
+            self.check_schedulers(&self.schedulers, *clock).context("schedulers")?;
+        }
+        self.check_schedulers(&self.lab_schedulers, Clock::Lab).context("lab_schedulers")
+    }
+
     fn check_served(&self) -> Result<()> {
         let is_served = self.topology == Topology::Served;
-        ensure!(self.engine.is_some() == is_served, "engine: for, and only for, requests to a model");
+        ensure!(self.engine.is_some() == is_served, "engine: for, and only for, requests to a model (topology served)");
         for Class { name, tokens, .. } in &self.classes {
-            ensure!((*tokens > 0) == is_served, "class {name}: `tokens` is for, and only for, requests to a model");
+            ensure!(
+                (*tokens > 0) == is_served,
+                "class {name}: `tokens` is {tokens}; it is above 0 for, and only for, requests to a model (topology served)"
+            );
         }
-        if is_served {
-            ensure!(self.clocks == [Clock::Lab], "clocks: a gateway needs a kernel");
+        if let Some(Engine { first_ms, token_ms }) = self.engine {
+            within("engine.first_ms", first_ms, 0..=60_000)?;
+            within("engine.token_ms", token_ms, 0..=60_000)?;
+            ensure!(self.clocks == [Clock::Lab], "clocks: a gateway needs a kernel; `clocks` may name only lab");
             let Workload { backlog, one_way, connections, .. } = self.workload;
             ensure!(
                 !one_way && backlog == 0 && connections == 1,
-                "workload: the version of HTTP decides on connections"
+                "workload: the version of HTTP decides on connections; leave out one_way, backlog and connections"
             );
-            ensure!(self.network.return_delay_ms == 0.0, "network.return_delay_ms: not for requests to a model");
+            let return_delay_ms = self.network.return_delay_ms;
+            ensure!(
+                return_delay_ms == 0.0,
+                "network.return_delay_ms: {return_delay_ms}, which requests to a model do not have; leave it out"
+            );
         }
         Ok(())
     }
 
     fn check_tunnelled(&self) -> Result<()> {
-        ensure!(self.clocks == [Clock::VirtualNetwork], "clocks: tunnels of this kind are simulated");
-        let Tunnel { inner_packet_bytes, inner_initial_bytes, packet_bytes, queue_bytes, earlier_bytes, .. } =
-            self.tunnel;
-        for (key, bytes) in [("inner_packet_bytes", inner_packet_bytes), ("packet_bytes", packet_bytes)] {
-            // RFC 9000 §14; jumbo frames.
-            ensure!((1_200..=8_972).contains(&bytes), "tunnel.{key}: {bytes} is not within 1200 to 8972");
-        }
-        let initial = inner_initial_bytes.unwrap_or(inner_packet_bytes);
         ensure!(
-            (1_200..=inner_packet_bytes).contains(&initial),
-            "tunnel.inner_initial_bytes: {initial} is not within 1200 to {inner_packet_bytes}"
+            self.clocks == [Clock::VirtualNetwork],
+            "clocks: tunnels of this kind are simulated; `clocks` may name only virtual-network"
         );
-        ensure!((2_048..=1 << 28).contains(&queue_bytes), "tunnel.queue_bytes: between 2048 and 2^28");
-        ensure!(earlier_bytes <= 1 << 28, "tunnel.earlier_bytes: at most 2^28");
+        let Tunnel { inner_packet_bytes, inner_initial_bytes, packet_bytes, .. } = self.tunnel;
+        let Tunnel { queue_bytes, earlier_bytes, .. } = self.tunnel;
+        // RFC 9000 §14; jumbo frames.
+        within("tunnel.inner_packet_bytes", inner_packet_bytes, 1_200..=8_972)?;
+        within("tunnel.packet_bytes", packet_bytes, 1_200..=8_972)?;
+        let initial = inner_initial_bytes.unwrap_or(inner_packet_bytes);
+        within("tunnel.inner_initial_bytes", initial, 1_200..=inner_packet_bytes)?;
+        within("tunnel.queue_bytes", queue_bytes, 2_048..=1 << 28)?;
+        within("tunnel.earlier_bytes", earlier_bytes, 0..=1 << 28)?;
         let Workload { requests, connections, one_way, backlog, .. } = self.workload;
-        ensure!(requests == connections && !one_way && backlog == 0, "workload: an object for each connection");
-        let far = self.classes.iter().find(|class| !(0.0..=60_000.0).contains(&class.client_delay_ms));
-        if let Some(Class { name, client_delay_ms, .. }) = far {
-            bail!("class {name}: `client_delay_ms` {client_delay_ms} is not within 0 to 60000");
-        }
+        ensure!(
+            requests == connections && !one_way && backlog == 0,
+            "workload: an object for each connection: requests = {requests} has to equal connections = {connections}, \
+             without one_way and backlog"
+        );
         Ok(())
+    }
+}
+
+impl Class {
+    /// Checks that its values are within bounds.
+    pub(super) fn check(&self) -> Result<()> {
+        let Self { name, bytes, tokens, deadline_ms, weight, rate_mbit, flows, gap_us, client_delay_ms, .. } = self;
+        let key = |key: &str| format!("class {name}: `{key}`");
+        within(key("bytes"), *bytes, 1..=MAX_BYTES)?;
+        within(key("tokens"), *tokens, 0..=1_000_000)?;
+        if let Some(deadline_ms) = deadline_ms {
+            within(key("deadline_ms"), *deadline_ms, 1..=MAX_LIMIT_S * 1_000)?;
+        }
+        within(key("weight"), *weight, 1..=u16::MAX)?;
+        if let Some(rate_mbit) = rate_mbit {
+            within(key("rate_mbit"), *rate_mbit, RATES_MBIT)?;
+        }
+        within(key("flows"), *flows, 1..=1_000)?;
+        if let Some(gap_us) = gap_us {
+            within(key("gap_us"), *gap_us, 1..=1_000_000)?;
+        }
+        within(key("client_delay_ms"), *client_delay_ms, 0.0..=MAX_DELAY_MS)
     }
 }
 

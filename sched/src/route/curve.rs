@@ -24,6 +24,11 @@ pub struct Cost {
     pub sharing: f64,
 }
 
+impl Cost {
+    /// No GPU makes a step longer by more than this for each neighbour.
+    pub const MAX_SHARING: f64 = 4.0;
+}
+
 /// An engine's costs, learned online by recursive least squares with forgetting (500 samples of steps, 100 prompts).
 ///
 /// It accepts any samples: none makes a coefficient negative, infinite or NaN. Only `host_ns` stays as configured, since a
@@ -45,9 +50,6 @@ const PREFILL: Fit = Fit { forgetting: 0.99, scale: 256.0 };
 
 /// A line that has learned from fewer steps says nothing about what neighbours add.
 const WARM_STEPS: f64 = 8.0;
-
-/// No GPU makes a step longer by more than this for each neighbour.
-const SHARING_MOST: f64 = 4.0;
 
 /// Longer steps, and longer waits for a first token, say nothing about a working engine.
 const LONGEST_STEP_NS: u64 = 60_000_000_000;
@@ -146,7 +148,7 @@ impl Curve {
         let alone_ns = self.step.at(batch);
         if self.step.samples() >= WARM_STEPS && alone_ns > 0.0 {
             let others = at_most(OTHERS_MOST, others);
-            self.sharing.learn(others, (gpu_ns / alone_ns - 1.0).min(SHARING_MOST * others), STEP.forgetting);
+            self.sharing.learn(others, (gpu_ns / alone_ns - 1.0).min(Cost::MAX_SHARING * others), STEP.forgetting);
         }
         self.step.learn(batch, gpu_ns / self.slowdown(others), STEP)
     }

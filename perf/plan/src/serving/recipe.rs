@@ -1,8 +1,11 @@
 //! How policies learn.
 
+use anyhow::Result;
 use routing::Measured;
 use sched::route::{Features, train::Training, tune::Search};
 use serde::Deserialize;
+
+use crate::bounds::{entries, within};
 
 /// A search for thresholds by the cross-entropy method; see `sched::route::tune`.
 #[derive(Clone, Debug, Deserialize)]
@@ -63,6 +66,14 @@ pub enum Inputs {
 }
 
 impl Tuned {
+    /// Checks that its values are within bounds.
+    pub(super) fn check(&self, name: &str) -> Result<()> {
+        let Self { generations, candidates, elites, .. } = *self;
+        within(format_args!("recipe {name}: `generations`"), generations, 1..=10_000)?;
+        within(format_args!("recipe {name}: `candidates`"), candidates, 1..=100_000)?;
+        within(format_args!("recipe {name}: `elites`"), elites, 1..=candidates)
+    }
+
     /// Returns the search that starts from a seed.
     #[must_use]
     pub fn search(&self, seed: u64) -> Search {
@@ -72,6 +83,21 @@ impl Tuned {
 }
 
 impl Dqn {
+    /// Checks that its values are within bounds.
+    pub(super) fn check(&self, name: &str) -> Result<()> {
+        let key = |key: &str| format!("recipe {name}: `{key}`");
+        entries(key("hidden"), self.hidden.len(), 0..=8)?;
+        self.hidden.iter().try_for_each(|size| within(key("hidden"), *size, 1..=4_096))?;
+        within(key("updates"), self.updates, 1..=100_000_000)?;
+        within(key("batch"), self.batch, 1..=65_536)?;
+        within(key("replay"), self.replay, self.batch..=10_000_000)?;
+        within(key("warm_up"), self.warm_up, 0..=self.replay)?;
+        within(key("gamma"), self.gamma, 0.0..=1.0)?;
+        self.learning_rate.iter().try_for_each(|rate| within(key("learning_rate"), *rate, 0.0..=1.0))?;
+        self.epsilon.iter().try_for_each(|share| within(key("epsilon"), *share, 0.0..=1.0))?;
+        within(key("target_every"), self.target_every, 1..=100_000_000)
+    }
+
     /// Returns the training that starts from a seed, with `replicas` replicas of each model.
     #[must_use]
     pub fn training(&self, replicas: u32, seed: u64) -> Training {

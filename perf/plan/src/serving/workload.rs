@@ -1,7 +1,21 @@
 //! When requests come.
 
+use std::ops::RangeInclusive;
+
+use anyhow::{Result, ensure};
 use sched::route::serving;
 use serde::Deserialize;
+
+use crate::bounds::{entries, within};
+
+/// How many requests a run has at most, on average. Each takes memory.
+const MAX_REQUESTS: usize = 1_000_000;
+
+/// For how many seconds requests come at most: an hour.
+const MAX_DURATION_S: f64 = 3_600.0;
+
+/// The lowest and the highest rate, in requests per second.
+const RATES: RangeInclusive<f64> = 0.001..=1_000_000.0;
 
 /// A named workload. One with several rates is run once for each rate.
 #[derive(Clone, Debug, Deserialize)]
@@ -107,39 +121,66 @@ impl Workload {
         }
     }
 
-    /// Returns the fault, if any: the key, and the condition on its value.
-    pub(super) fn mistake(&self) -> Option<&'static str> {
-        let sound = |numbers: &[f64]| numbers.iter().all(|number| *number > 0.0 && number.is_finite());
-        // A run ends: its requests span one hour at most.
-        let brief = |s: f64| sound(&[s]) && s <= 3_600.0;
-        let wrong = match &self.arrivals {
-            Arrivals::Stable { rates, .. } if rates.is_empty() || !sound(rates) => "`rates` are above 0",
-            Arrivals::Stable { duration_s, .. }
-            | Arrivals::Diurnal { duration_s, .. }
-            | Arrivals::Spikes { duration_s, .. }
-                if !brief(*duration_s) =>
-            {
-                "`duration_s` is above 0 and at most 3600"
-            }
-            Arrivals::Bursts { rates, .. } if !sound(rates) || rates[0] > rates[1] => {
-                "`rates` are the lowest and the highest"
-            }
-            Arrivals::Bursts { of_one_rate: [fewest, most], requests, .. }
-                if *fewest == 0 || fewest > most || *requests == 0 =>
-            {
-                "`of_one_rate` are the fewest and the most, and `requests` at least 1"
-            }
-            Arrivals::Diurnal { rate, period_s, hold_s, .. } if !sound(&[*rate, *period_s, *hold_s]) => {
-                "`rate`, `period_s` and `hold_s` are above 0"
-            }
-            Arrivals::Diurnal { swing, .. } if !(0.0..=1.0).contains(swing) => "`swing` is within 0 to 1",
-            Arrivals::Spikes { rate, spikes, shape, gap_s, length_s, .. }
-                if !sound(&[*rate, *shape, *gap_s, *length_s]) || !sound(spikes) || spikes[0] > spikes[1] =>
-            {
-                "rates and times are above 0, and `spikes` are the least and the most"
-            }
-            _ => return None,
+    /// Checks that a run has requests, not too many, and ends.
+    ///
+    /// # Errors
+    /// The key with its value, and the values that it may have.
+    pub(super) fn check(&self) -> Result<()> {
+        let name = &self.name;
+        let key = |key: &str| format!("workload {name}: `{key}`");
+        let rate = |of: &str, rate: f64| within(key(of), rate, RATES);
+        let ordered = |of: &str, [low, high]: [f64; 2]| {
+            rate(of, low)?;
+            within(format_args!("{}, the second of two", key(of)), high, low..=*RATES.end())
         };
-        Some(wrong)
+        let lasts = |s: f64| within(key("duration_s"), s, 0.001..=MAX_DURATION_S);
+        let plays = |rate: f64, duration_s: f64| {
+            let requests = rate * duration_s;
+            ensure!(
+                (1.0..=MAX_REQUESTS as f64).contains(&requests),
+                "workload {name}: {rate} requests a second for duration_s = {duration_s} are {requests}, not 1 to {MAX_REQUESTS}; \
+                 change the rate or `duration_s`"
+            );
+            Ok(())
+        };
+        let time = |of: &str, s: f64| within(key(of), s, 0.001..=MAX_DURATION_S);
+        match &self.arrivals {
+            Arrivals::Stable { rates, duration_s } => {
+                entries(key("rates"), rates.len(), 1..=100)?;
+                lasts(*duration_s)?;
+                for (at, of) in rates.iter().enumerate() {
+                    rate("rates", *of)?;
+                    // Rows tell runs apart by the rate.
+                    ensure!(!rates[..at].contains(of), "{}: {of} is there twice; remove one", key("rates"));
+                    plays(*of, *duration_s)?;
+                }
+            }
+            Arrivals::Bursts { rates, of_one_rate: [fewest, most], requests } => {
+                ordered("rates", *rates)?;
+                within(key("requests"), *requests, 1..=MAX_REQUESTS)?;
+                within(key("of_one_rate"), *fewest, 1..=MAX_REQUESTS)?;
+                within(format_args!("{}, the second of two", key("of_one_rate")), *most, *fewest..=MAX_REQUESTS)?;
+            }
+            Arrivals::Diurnal { rate: mean, swing, period_s, hold_s, duration_s } => {
+                rate("rate", *mean)?;
+                within(key("swing"), *swing, 0.0..=1.0)?;
+                time("period_s", *period_s)?;
+                time("hold_s", *hold_s)?;
+                lasts(*duration_s)?;
+                plays(*mean, *duration_s)?;
+            }
+            Arrivals::Spikes { rate: steady, spikes, shape, gap_s, length_s, duration_s } => {
+                rate("rate", *steady)?;
+                ordered("spikes", *spikes)?;
+                within(key("shape"), *shape, 0.01..=100.0)?;
+                time("gap_s", *gap_s)?;
+                time("length_s", *length_s)?;
+                lasts(*duration_s)?;
+                plays(*steady, *duration_s)?;
+                // All of the time may be a spike.
+                plays(spikes[1], *duration_s)?;
+            }
+        }
+        Ok(())
     }
 }
