@@ -6,6 +6,8 @@
 
 mod calibrate;
 
+use std::{fmt::Display, ops::RangeInclusive};
+
 use anyhow::{Context as _, Result, ensure};
 use sched::route::{
     ClientPath, Cost, Model, ModelSet, Random, RoutedRequest, Slo,
@@ -101,11 +103,56 @@ pub struct EngineSpec {
     pub prefill_ms: f64,
     /// The time that each token of the prompt adds.
     pub prefill_per_token_ms: f64,
-    /// How much one fully busy engine on the same GPU slows this one.
+    /// How much one fully busy engine on the same GPU slows this one: 0 not at all, 1 by half, at most [`Cost::MAX_SHARING`].
     pub sharing: f64,
 }
 
+/// Checks that a number is within bounds, which both are allowed. NaN is not.
+fn within<T: PartialOrd + Display>(key: impl Display, value: T, bounds: RangeInclusive<T>) -> Result<()> {
+    ensure!(bounds.contains(&value), "{key}: {value} is not within {} to {}", bounds.start(), bounds.end());
+    Ok(())
+}
+
+impl ClassSpec {
+    fn check(&self) -> Result<()> {
+        let Self { name, share, budget_ms, budget_per_token_ms, prompt_tokens, answer_tokens, sigma } = self;
+        let key = |key: &str| format!("class {name}: `{key}`");
+        within(key("share"), *share, 0.0..=1e6)?;
+        within(key("budget_ms"), *budget_ms, 0.0..=MOST_MS)?;
+        within(key("budget_per_token_ms"), *budget_per_token_ms, 0.0..=MOST_MS)?;
+        within(key("prompt_tokens"), *prompt_tokens, 0.0..=1e9)?;
+        within(key("answer_tokens"), *answer_tokens, 1.0..=1e6)?;
+        within(key("sigma"), *sigma, 0.0..=3.0)?;
+        ensure!(
+            budget_ms + budget_per_token_ms > 0.0,
+            "class {name} has no budget (`budget_ms` or `budget_per_token_ms` above 0): its requests need no policy, leave it out"
+        );
+        Ok(())
+    }
+}
+
 impl EngineSpec {
+    fn check(&self) -> Result<()> {
+        let key = |key: &str| format!("an engine of {}: `{key}`", self.model);
+        within(key("max_in_flight"), self.max_in_flight, 1..=1_000_000)?;
+        for (name, ms) in [
+            ("host_ms", self.host_ms),
+            ("gpu_ms", self.gpu_ms),
+            ("gpu_per_sequence_ms", self.gpu_per_sequence_ms),
+            ("prefill_ms", self.prefill_ms),
+            ("prefill_per_token_ms", self.prefill_per_token_ms),
+        ] {
+            within(key(name), ms, 0.0..=MOST_MS)?;
+        }
+        within(key("sharing"), self.sharing, 0.0..=Cost::MAX_SHARING)?;
+        ensure!(
+            self.least_step_ms() > 0.0,
+            "a step of an engine of {} takes no time: raise `host_ms`, `gpu_ms` or `gpu_per_sequence_ms`",
+            self.model
+        );
+        Ok(())
+    }
+
     /// Returns the time of a step with one request.
     fn least_step_ms(&self) -> f64 {
         self.host_ms + self.gpu_ms + self.gpu_per_sequence_ms
@@ -117,6 +164,12 @@ const NS_PER_SEC: f64 = 1e9;
 
 /// The maximum of requests at one rate that a search can simulate repeatedly.
 const MOST_REQUESTS: f64 = 1e6;
+
+/// With fewer requests at one rate on average, hardly any seed has one.
+const FEWEST_REQUESTS: f64 = 0.1;
+
+/// The longest time that a scenario can contain: eleven days and a half.
+const MOST_MS: f64 = 1e9;
 
 impl Scenario {
     /// Reads a scenario.
@@ -138,63 +191,53 @@ impl Scenario {
     }
 
     fn check(&self) -> Result<()> {
-        let is_rate = |rate: &f64| rate.is_finite() && *rate > 0.0;
-        ensure!(!self.requests_per_sec.is_empty(), "requests_per_sec has no rate");
-        ensure!(
-            self.requests_per_sec.iter().all(is_rate) && is_rate(&self.seconds),
-            "raise requests_per_sec and seconds above 0"
-        );
-        let most = self.requests_per_sec.iter().fold(0.0, |most: f64, rate| most.max(*rate)) * self.seconds;
-        ensure!(
-            most <= MOST_REQUESTS,
-            "{most} requests at the highest rate are more than {MOST_REQUESTS}: lower seconds"
-        );
-        ensure!(!self.classes.is_empty() && !self.models.is_empty(), "there is no class, or no model");
-        ensure!(self.models.len() <= 64, "there are more than 64 models");
+        let Self { requests_per_sec, seconds, round_trip_ms, classes, models, engines } = self;
+        ensure!(!requests_per_sec.is_empty(), "requests_per_sec has no rate");
+        within("seconds", *seconds, 0.001..=1e6)?;
+        for (at, rate) in requests_per_sec.iter().enumerate() {
+            within("requests_per_sec", *rate, 1e-6..=1e9)?;
+            ensure!(!requests_per_sec[..at].contains(rate), "requests_per_sec: {rate} is there twice; remove one");
+            let requests = rate * seconds;
+            ensure!(
+                requests <= MOST_REQUESTS,
+                "requests_per_sec: {rate} for {seconds} seconds is {requests} requests, more than {MOST_REQUESTS}: lower the rate \
+                 or `seconds`"
+            );
+            ensure!(
+                requests >= FEWEST_REQUESTS,
+                "requests_per_sec: {rate} for {seconds} seconds is {requests} requests, fewer than {FEWEST_REQUESTS}: raise the \
+                 rate or `seconds`"
+            );
+        }
+        within("round_trip_ms", *round_trip_ms, 0.0..=MOST_MS)?;
+        ensure!(!classes.is_empty(), "there is no [[class]]");
+        ensure!(!models.is_empty(), "there is no [[model]]");
+        ensure!(models.len() <= 64, "there are {} models, more than 64", models.len());
         // A policy is made for names, and its file is refused if one occurs twice.
         let shared = |names: &[String]| names.iter().enumerate().any(|(at, name)| names[..at].contains(name));
         ensure!(!shared(&self.class_names()), "two classes have the same name");
         ensure!(!shared(&self.model_names()), "two models have the same name");
-        let is_amount = |number: f64| number.is_finite() && number >= 0.0;
-        ensure!(is_amount(self.round_trip_ms), "round_trip_ms is below 0");
-        for class in &self.classes {
-            let ClassSpec { name, share, budget_ms, budget_per_token_ms, prompt_tokens, answer_tokens, sigma } = class;
-            let amounts = [*share, *budget_ms, *budget_per_token_ms, *prompt_tokens, *sigma];
-            ensure!(amounts.into_iter().all(is_amount), "a number of class {name} is below 0");
-            ensure!((1.0..=1e6).contains(answer_tokens), "answer_tokens of class {name} is not from 1 to 1000000");
-            ensure!(*sigma <= 3.0, "sigma of class {name} is above 3");
-            ensure!(
-                budget_ms + budget_per_token_ms > 0.0,
-                "class {name} has no budget: its requests need no policy, leave it out"
-            );
-        }
-        ensure!(self.classes.iter().any(|class| class.share > 0.0), "no class has a share");
-        for model in &self.models {
-            let ModelSpec { name, quality_percent } = model;
-            let qualities = quality_percent.of(self.classes.len());
+        classes.iter().try_for_each(ClassSpec::check)?;
+        ensure!(classes.iter().any(|class| class.share > 0.0), "`share` is 0 in all classes: raise one");
+        for ModelSpec { name, quality_percent } in models {
+            let qualities = quality_percent.of(classes.len());
             let count = qualities.len();
             ensure!(
-                count == self.classes.len(),
-                "model {name} has {count} qualities, but there are {} classes",
-                self.classes.len()
+                count == classes.len(),
+                "model {name}: `quality_percent` has {count} qualities, but there are {} classes",
+                classes.len()
             );
-            ensure!(
-                qualities.iter().all(|one| (0.0..=100.0).contains(one)),
-                "a quality of {name} is not from 0 to 100"
-            );
-            ensure!(self.engines.iter().any(|engine| engine.model == *name), "model {name} has no engine");
+            let key = format!("model {name}: `quality_percent`");
+            qualities.iter().try_for_each(|quality| within(&key, *quality, 0.0..=100.0))?;
+            ensure!(engines.iter().any(|engine| engine.model == *name), "model {name} has no engine");
         }
-        for engine in &self.engines {
-            let EngineSpec { model, max_in_flight, host_ms, gpu_ms, gpu_per_sequence_ms, prefill_ms, .. } = engine;
+        for engine in engines {
+            let model = &engine.model;
             ensure!(
-                self.models.iter().any(|known| known.name == *model),
+                models.iter().any(|known| known.name == *model),
                 "an engine runs {model}, which is not a model of the scenario"
             );
-            ensure!(*max_in_flight > 0, "max_in_flight of an engine of {model} is 0: raise it");
-            let costs = [*host_ms, *gpu_ms, *gpu_per_sequence_ms, *prefill_ms];
-            let costs = costs.into_iter().chain([engine.prefill_per_token_ms, engine.sharing]);
-            ensure!(costs.clone().all(is_amount), "a cost of an engine of {model} is below 0");
-            ensure!(engine.least_step_ms() > 0.0, "a step of an engine of {model} takes no time");
+            engine.check()?;
         }
         Ok(())
     }
@@ -396,7 +439,19 @@ pub(crate) mod tests {
             ("name = \"small\"", "name = \"large\"", "two models have the same name"),
             ("model = \"small\"", "model = \"tiny\"", "small has no engine"),
             ("gpu_ms = 7\n        gpu_per_sequence_ms = 0.3", "gpu_ms = 0\ngpu_per_sequence_ms = 0", "takes no time"),
-            ("prefill_ms = 3", "prefill_ms = -3", "below 0"),
+            ("prefill_ms = 3", "prefill_ms = -3", "an engine of small: `prefill_ms`: -3 is not within 0 to 1000000000"),
+            ("[0.5, 2, 6]", "[0.5, 2, 0.5]", "requests_per_sec: 0.5 is there twice"),
+            ("[0.5, 2, 6]", "[1e-5]", "fewer than 0.1"),
+            ("[0.5, 2, 6]", "[nan]", "requests_per_sec: NaN is not within"),
+            ("budget_ms = 8_000", "budget_ms = nan", "class interactive: `budget_ms`: NaN is not within"),
+            ("budget_ms = 8_000", "budget_ms = inf", "class interactive: `budget_ms`: inf is not within"),
+            (
+                "quality_percent = 70",
+                "quality_percent = 170",
+                "model small: `quality_percent`: 170 is not within 0 to 100",
+            ),
+            ("max_in_flight = 32", "max_in_flight = 0", "an engine of large: `max_in_flight`: 0 is not within"),
+            ("sharing = 1", "sharing = 5.0", "an engine of large: `sharing`: 5 is not within 0 to 4"),
             ("sharing = 1", "shared = 1", "shared"),
         ] {
             assert!(TWO.contains(from), "{from}");

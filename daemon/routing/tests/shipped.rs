@@ -1,6 +1,6 @@
 //! The policies that are installed with paced.
 
-use std::{fs, path::Path};
+use std::{collections::BTreeSet, fs, path::Path};
 
 use routing::{learn, policy::PolicyFile, scenario::Scenario};
 use sched::route::RoutingPolicy;
@@ -36,4 +36,22 @@ fn shipped_policies_have_the_scores_of_their_log_and_beat_the_rule() {
         let mean = means(name, &policy);
         assert!(mean > rule, "{name}: {mean}, and the rule {rule}");
     }
+}
+
+#[test]
+fn the_manual_explains_every_key_of_a_scenario_and_no_other() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let text = |name: &str| fs::read_to_string(root.join(name)).unwrap();
+    // It is written with all keys, also those with defaults.
+    let written = Scenario::parse(&text("config/policies/three-models.toml")).unwrap().to_toml().unwrap();
+    let keys: BTreeSet<_> = written
+        .lines()
+        .filter_map(|line| Some(line.split_once(" = ")?.0.to_owned()).filter(|key| !key.is_empty()))
+        .collect();
+    let manual = text("docs/models.md");
+    let section = manual.split_once("### Keys of a scenario\n").unwrap().1;
+    let section = section.split_once("\n### ").unwrap().0;
+    let explained: BTreeSet<_> =
+        section.lines().filter_map(|line| Some(line.strip_prefix("| `")?.split_once('`')?.0.to_owned())).collect();
+    assert_eq!(explained, keys);
 }

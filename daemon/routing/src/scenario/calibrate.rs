@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, ensure};
+use sched::route::Cost;
 
-use super::{ClassSpec, EngineSpec, ModelSpec, Quality, Scenario};
+use super::{ClassSpec, EngineSpec, MOST_MS, ModelSpec, Quality, Scenario};
 use crate::decision::Decision;
 
 /// A scenario, and how many records were used for it.
@@ -77,7 +78,7 @@ pub fn calibrate(decisions: &[Decision], alias: &str) -> Result<Calibrated> {
         ClassSpec {
             name: name.to_owned(),
             share: rounded(seen.budgets_ms.len() as f64 / count as f64),
-            budget_ms: rounded(median(seen.budgets_ms)),
+            budget_ms: rounded(median(seen.budgets_ms)).min(MOST_MS),
             budget_per_token_ms: 0.0,
             prompt_tokens: rounded(prompt_tokens),
             answer_tokens: rounded(answer_tokens.max(1.0)),
@@ -95,7 +96,7 @@ pub fn calibrate(decisions: &[Decision], alias: &str) -> Result<Calibrated> {
             gpu_per_sequence_ms: ms[2],
             prefill_ms: ms[3],
             prefill_per_token_ms: ms[4],
-            sharing: engine.cost[5],
+            sharing: engine.cost[5].min(Cost::MAX_SHARING),
         }
     };
     let is_open = |model: &str| last.models.iter().any(|open| open.name == *model);
