@@ -237,9 +237,7 @@ fn eval(Eval { scenario, policy, seeds }: &Eval, as_json: bool) -> Result<()> {
         say!("at {requests_per_sec} requests/s, {seeds} seeds of {} s", scenario.seconds);
         let row = |(name, rows): &(String, Vec<RateResult>)| {
             let row = rows.get(at)?;
-            let half = (row.score.high - row.score.low) / 2.0;
-            let score = format!("{:.3} ± {half:.3}", row.score.mean);
-            Some([name.clone(), score, percent(row.met.mean)])
+            Some([name.clone(), row.score.to_text(Some(1.0), 3), percent(row.met.mean)])
         };
         table(["policy", "score, 95 %", "in time"], scored.iter().filter_map(row));
         say!("");

@@ -82,7 +82,8 @@ pub fn evaluate(scenario: &Scenario, policy: &RoutingPolicy, seeds: u64) -> Vec<
             met.push(in_time as f64 / outcomes.len() as f64);
             requests += arrivals.len();
         }
-        RateResult { requests_per_sec: *rate, score: Interval::of(&scores), met: Interval::of(&met), requests }
+        let share = |values: &[f64]| Interval::of(values).of_share(1.0);
+        RateResult { requests_per_sec: *rate, score: share(&scores), met: share(&met), requests }
     };
     scenario.requests_per_sec.iter().map(at_rate).collect()
 }
@@ -136,6 +137,9 @@ mod tests {
         let again = PolicyFile::parse(&tuned.to_bytes("").unwrap()).unwrap();
         assert_eq!(again, tuned, "what is written is what was tuned");
         let score = |policy: &RoutingPolicy| mean(&evaluate(&scenario, policy, 4));
+        let rows = evaluate(&scenario, &RoutingPolicy::Fixed(0), 2);
+        let are_shares = |of: &Interval| (0.0..=1.0).contains(&of.low) && (0.0..=1.0).contains(&of.high);
+        assert!(rows.iter().all(|row| are_shares(&row.score) && are_shares(&row.met)), "{rows:?}");
         let (tuned, rule) = (score(&tuned.policy), score(&RoutingPolicy::Rule { margin: 1.1 }));
         assert!(tuned >= rule, "{tuned} and {rule}");
         assert!(rule > score(&RoutingPolicy::Fixed(0)), "the large one alone is too slow for six a second");

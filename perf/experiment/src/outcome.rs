@@ -95,11 +95,11 @@ pub struct Measured {
 
 impl Measured {
     /// Returns the mean of the repetitions with its 95 % interval, or `None` if there are fewer than two repetitions or
-    /// one has no value.
+    /// one has no value. The interval of a share ends at 0 and 100 %.
     #[must_use]
     pub fn interval(&self) -> Option<Interval> {
-        let values: Option<Vec<f64>> = self.by_seed.iter().copied().collect();
-        values.filter(|values| values.len() > 1).map(|values| Interval::of(&values))
+        let interval = over(&self.by_seed)?;
+        Some(plan::whole(self.metric).map_or(interval, |whole| interval.of_share(whole)))
     }
 }
 
@@ -225,6 +225,12 @@ impl Stream {
     }
 }
 
+/// Returns the mean of all repetitions with its interval, or `None` if there are fewer than two or one has no value.
+pub(super) fn over(by_seed: &[Option<f64>]) -> Option<Interval> {
+    let values: Option<Vec<f64>> = by_seed.iter().copied().collect();
+    values.filter(|values| values.len() > 1).map(|values| Interval::of(&values))
+}
+
 fn latencies<'a>(runs: impl Iterator<Item = &'a Run>, class: usize) -> Latencies {
     let samples = runs.flat_map(|run| &run.samples).filter(|sample| sample.class == class);
     Latencies::of(samples.map(|sample| sample.latency_ns.map(Duration::from_nanos)))
@@ -272,6 +278,16 @@ mod tests {
         assert_eq!(of(vec![run(&[Some(10)])]).interval(), None, "one repetition says nothing about chance");
         let one = of(vec![run(&[Some(10), Some(10), Some(10)]), run(&[None])]);
         assert_eq!((one.value, one.interval()), (Some(10.0), None));
+    }
+
+    #[test]
+    fn the_interval_of_a_share_ends_at_0_and_100_percent() {
+        let plan = Plan::read("thesis-fig7-8").unwrap();
+        let runs = [&[Some(10), Some(10)][..], &[Some(10), None]].map(|ms| outcome(ms).runs[0].clone()).to_vec();
+        let outcome = Outcome { scheduler: Scheduler::Rr, runs };
+        let rows = outcome.rows(&plan, &Origin::of_this_run("lab").unwrap());
+        let row = rows.iter().find(|row| row.metric == "completion_pct").unwrap();
+        assert_eq!((row.value, row.low, row.high), (Some(75.0), Some(0.0), Some(100.0)));
     }
 
     #[test]

@@ -4,8 +4,9 @@ use std::fmt::Write as _;
 
 use instruments::rows::distinct;
 use plan::{Class, Plan, Scheduler, Varied as _};
+use sched::route::serving::Interval;
 
-use super::Row;
+use super::{Row, outcome::over};
 
 /// The columns for requests, in order: metric, title and decimals.
 const REQUESTS: [(&str, &str, usize); 5] = [
@@ -25,7 +26,8 @@ const TOKENS: [(&str, &str, usize); 4] = [
 ];
 
 /// Renders the rows of a variant as Markdown: a table for each class, and one for figures of all classes. Before ± is the mean over
-/// repetitions, after it half of the mean's 95 % interval, and in brackets the paper's value.
+/// repetitions, after it half of the mean's 95 % interval, and in brackets the paper's value. An interval of a share that reaches 0 or
+/// 100 % ends there, and is given by its ends.
 #[must_use]
 pub fn table(plan: &Plan, rows: &[Row]) -> String {
     let Plan { name, variant, title, .. } = plan;
@@ -222,24 +224,29 @@ fn schedulers(rows: &[&Row]) -> Vec<Scheduler> {
     distinct(rows.iter().map(|row| row.scheduler))
 }
 
+/// Returns the mean over repetitions with its interval, or `None` if there is no interval. The mean is in the middle, unless the
+/// interval of a share is cut at 0 or 100 %.
+fn interval(row: &Row) -> Option<Interval> {
+    let (low, high) = row.low.zip(row.high)?;
+    let of_share = plan::whole(&row.metric).and_then(|_| over(&row.by_seed));
+    Some(Interval { mean: of_share.map_or_else(|| f64::midpoint(low, high), |of_share| of_share.mean), low, high })
+}
+
 /// Returns the value that tables show: the mean over repetitions if there is an interval, because the interval is the mean's, and
 /// else the row's value. Returns `None` if it is infinite.
 fn shown(row: &Row) -> Option<f64> {
-    let mean = row.low.zip(row.high).map(|(low, high)| f64::midpoint(low, high));
-    row.value.map(|value| mean.unwrap_or(value))
+    row.value.map(|value| interval(row).map_or(value, |interval| interval.mean))
 }
 
-/// Renders a value with half of its interval, the paper's value, and the number of repetitions that have it if others lack it. An
-/// infinite value is `never`.
+/// Renders a value with its interval, the paper's value, and the number of repetitions that have it if others lack it. An infinite
+/// value is `never`.
 fn cell(row: Option<&Row>, decimals: usize) -> String {
     let Some(row) = row else { return "–".to_owned() };
     let Some(value) = shown(row) else { return "never".to_owned() };
     // Large values need no decimals, whatever their metric.
     let decimals = if value.abs() >= 1_000.0 { 0 } else { decimals };
-    let mut text = format!("{value:.decimals$}");
-    if let (Some(low), Some(high)) = (row.low, row.high) {
-        _ = write!(text, " ± {:.decimals$}", (high - low) / 2.0);
-    }
+    let mut text = interval(row)
+        .map_or_else(|| format!("{value:.decimals$}"), |interval| interval.to_text(plan::whole(&row.metric), decimals));
     _ = write!(text, " {}", row.unit);
     if let Some(published) = row.published {
         _ = write!(text, " ({published})");
@@ -319,11 +326,29 @@ mod tests {
         let runs = [100, 100, 1_000].map(run).to_vec();
         let text = table(&plan, &Outcome { scheduler: Scheduler::Abs, runs }.rows(&plan, &origin));
         let lines: Vec<_> = text.lines().filter(|line| line.starts_with("| abs")).collect();
-        let interval = sched::route::serving::Interval::of(&[100.0, 100.0, 1_000.0]);
+        let interval = Interval::of(&[100.0, 100.0, 1_000.0]);
         let half_ms = (interval.high - interval.low) / 2.0;
         let of_requests: Vec<_> = lines[0].split('|').map(str::trim).collect();
         assert_eq!(of_requests[4], format!("400 ± {half_ms:.0} ms"), "the median of requests, by repetition");
         assert!(lines[1].contains(&format!("400.00 ± {half_ms:.2} ms")), "{text}");
+    }
+
+    #[test]
+    fn no_share_of_a_table_is_beyond_100_percent_not_even_in_rows_whose_interval_is() {
+        let plan = Plan::read("thesis-fig7-8").unwrap();
+        let row = Row {
+            class: plan.classes[0].name.clone(),
+            metric: "completion_pct".to_owned(),
+            unit: "%".to_owned(),
+            value: Some(95.0),
+            low: Some(80.0),
+            high: Some(110.0),
+            ..Row::of(&plan, Scheduler::Abs, &Origin::of_this_run("lab").unwrap())
+        };
+        let text = |row: &Row| table(&plan, std::slice::from_ref(row));
+        assert!(text(&row).contains(" 95.0 (80.0 to 100.0) % "), "{}", text(&row));
+        let other = Row { class: "all".to_owned(), metric: "cpu_over_plain_pct".to_owned(), ..row };
+        assert!(text(&other).contains(" 95.00 ± 15.00 % "), "what is no share may be beyond: {}", text(&other));
     }
 
     #[test]

@@ -38,7 +38,7 @@ pub use self::{
     serving::ServingPlan,
     stack::StackPlan,
     trees::TreesPlan,
-    validity::{MAX_REPETITIONS, METRICS},
+    validity::{MAX_REPETITIONS, METRICS, whole},
     variants::{BASE, Varied},
     verdict::{Judgement, Verdict},
     workload::{Arrivals, Class, Engine, Level, Mix, Reader, Workload},

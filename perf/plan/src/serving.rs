@@ -17,7 +17,7 @@ use toml::Table;
 
 pub use self::{
     recipe::{Dqn, Inputs, Tuned},
-    validity::METRICS,
+    validity::{METRICS, whole},
     workload::{Arrivals, Workload},
 };
 use super::{Class, Scheduler, Verdict, variants};

@@ -277,6 +277,22 @@ impl Class {
     }
 }
 
+/// Returns the largest value of a metric of results that is a share of something, or `None` if it is no share: `cpu_over_plain_pct` may
+/// be below 0, and `share_of_calm_pct` above 100.
+#[must_use]
+pub fn whole(metric: &str) -> Option<f64> {
+    match metric {
+        "completion_pct"
+        | "stalled_streams_pct"
+        | "least_of_most_pct"
+        | "cpu_of_least_worker_pct"
+        | "lost_pct"
+        | "flood_dropped_pct" => Some(100.0),
+        "fairness" => Some(1.0),
+        _ => metric.contains("train_le_").then_some(100.0),
+    }
+}
+
 /// The metrics of results.
 pub const METRICS: &[&str] = &[
     "completion_pct",

@@ -19,6 +19,7 @@ pub fn report(results: &Results, folder: &Path) -> Result<String> {
         "# Results\n\n`paced-perf report` writes this page from the rows in [results](results) and the verdicts in [plans](plans); a test compares it with\n\
          them. [README.md](README.md) says how everything was measured, and `make papers` makes all rows again. ± is half of the 95 % interval\n\
          of the mean over repetitions (Student's t). The number before it is this mean, for a quantile the mean of the repetitions' quantiles.\n\
+         An interval of shares that reaches 0 or 100 % (or a score's 0 or 1) is cut there, and given by its ends: `97.2 (91.0 to 100.0) %`.\n\
          A cell without ± was measured once, or by a commit that computed no intervals, or has a repetition without a value: it shows the\n\
          quantile of the requests of all repetitions together, or the median of other figures. Verdicts quote these where they give no ±. In\n\
          the tables of FStream's figures, ± is the standard deviation. `never` is a quantile that too few requests reached. A mode of tunnels\n\

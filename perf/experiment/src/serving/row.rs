@@ -4,7 +4,7 @@ use anyhow::Result;
 use instruments::rows::parse_lines;
 use plan::{
     BASE,
-    serving::{Choose, ServingPlan},
+    serving::{Choose, ServingPlan, whole},
 };
 use sched::route::serving::Interval;
 use serde::{Deserialize, Serialize};
@@ -64,6 +64,11 @@ impl Row {
     /// When a line is no row; the error has its number.
     pub fn parse_all(text: &str) -> Result<Vec<Self>> {
         parse_lines(text)
+    }
+
+    /// Returns its value with its interval.
+    pub(super) const fn interval(&self) -> Interval {
+        Interval { mean: self.value, low: self.low, high: self.high }
     }
 }
 
@@ -207,7 +212,8 @@ impl Maker<'_> {
     fn row(&self, task: Option<usize>, metric: String, unit: &str, values: &Values, samples: usize) -> Option<Row> {
         let Self { plan, cell, rate, policy } = *self;
         (values.0.len() >= 2).then_some(())?;
-        let Interval { mean, low, high } = Interval::of(&values.by_seed());
+        let interval = Interval::of(&values.by_seed());
+        let Interval { mean, low, high } = whole(&metric).map_or(interval, |whole| interval.of_share(whole));
         let (trainings, training_count) = values.trainings();
         let workload = &cell.workload(plan).name;
         let scheduler = plan.schedulers().get(cell.scheduler).copied().flatten();

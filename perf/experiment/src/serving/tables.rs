@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use instruments::rows::distinct;
-use plan::serving::{Goals, Heavy};
+use plan::serving::{Goals, Heavy, whole};
 
 use super::row::Row;
 use crate::table;
@@ -60,9 +60,9 @@ pub fn tables(rows: &[Row], goals: &Goals) -> String {
     text.trim_end().to_owned() + "\n"
 }
 
-/// A mean and half of its interval.
+/// A mean with its interval.
 fn cell(row: Option<&&Row>, decimals: usize) -> String {
-    row.map_or("–".to_owned(), |row| format!("{:.decimals$} ± {:.decimals$}", row.value, (row.high - row.low) / 2.0))
+    row.map_or("–".to_owned(), |row| row.interval().to_text(whole(&row.metric), decimals))
 }
 
 /// The same, with the least and greatest mean of several trainings, and the paper's value in brackets.
@@ -214,9 +214,8 @@ impl View<'_> {
         for policy in &policies {
             let cells = thresholds.iter().map(|threshold| {
                 find(policy, threshold).map_or("–".to_owned(), |row| {
-                    let half = (row.high - row.low) / 2.0;
                     let of_base = find(base, threshold).map(|row| row.value).filter(|_| policy != base);
-                    format!("{:.0} ± {half:.0}{}", row.value, ratio(row.value, of_base))
+                    cell(Some(row), 0) + &ratio(row.value, of_base)
                 })
             });
             rows.push([vec![(*policy).to_owned()], cells.collect()].concat());

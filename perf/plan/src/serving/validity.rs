@@ -13,6 +13,15 @@ use crate::{
 /// The metrics of results. Metrics of windows, selected models and tasks also name the window, model or task.
 pub const METRICS: &[&str] = &["score", "met_pct", "over_best_model", "windows", "selected_pct"];
 
+/// Returns the largest value of a metric that is a share, or `None` if it is no share. As [`whole`](crate::whole).
+#[must_use]
+pub fn whole(metric: &str) -> Option<f64> {
+    match metric {
+        "score" => Some(1.0),
+        _ => (metric == "met_pct" || metric.starts_with("selected_pct")).then_some(100.0),
+    }
+}
+
 impl ServingPlan {
     /// Checks what the types alone do not rule out.
     pub(super) fn check(&self) -> Result<()> {

@@ -41,6 +41,31 @@ impl Interval {
         let half = quantile(freedom) * (variance / count).sqrt();
         Self { mean, low: mean - half, high: mean + half }
     }
+
+    /// Cuts the interval of a share at 0 and at `whole`, because no share lies beyond them. Student's t distribution does not know that.
+    ///
+    /// Wilson's interval would need independent requests, but the requests of one seed meet the same losses and the same load.
+    #[must_use]
+    pub const fn of_share(self, whole: f64) -> Self {
+        Self { low: self.low.clamp(0.0, whole), high: self.high.clamp(0.0, whole), ..self }
+    }
+
+    /// Returns the mean with half of the interval, `97.2 ± 1.4`. If a share (from 0 to `whole`, if given) would then reach beyond its
+    /// bounds, its interval is [cut](Self::of_share) and given by its ends: `97.2 (91.0 to 100.0)`.
+    #[must_use]
+    pub fn to_text(self, whole: Option<f64>, decimals: usize) -> String {
+        let Self { mean, low, high } = whole.map_or(self, |whole| self.of_share(whole));
+        // If one end is cut already, the other tells the half.
+        let half = (high - mean).max(mean - low);
+        // What counts is what a reader adds up.
+        let unit = 10_f64.powi(i32::try_from(decimals).unwrap_or(i32::MAX));
+        let [shown, around] = [mean, half].map(|number| (number * unit).round());
+        if whole.is_some_and(|whole| shown - around < 0.0 || shown + around > whole * unit) {
+            format!("{mean:.decimals$} ({low:.decimals$} to {high:.decimals$})")
+        } else {
+            format!("{mean:.decimals$} ± {half:.decimals$}")
+        }
+    }
 }
 
 #[cfg(test)]
@@ -89,5 +114,22 @@ mod tests {
         let interval = Interval::of(&[3.0]);
         assert_eq!((interval.mean, interval.low, interval.high), (3.0, f64::NEG_INFINITY, f64::INFINITY));
         assert_eq!(Interval::of(&[2.0, 2.0, 2.0]), Interval { mean: 2.0, low: 2.0, high: 2.0 });
+    }
+
+    #[test]
+    fn no_interval_of_a_share_reaches_beyond_0_and_the_whole() {
+        let interval = Interval::of(&[100.0, 100.0, 80.0]);
+        assert!(interval.high > 100.0, "{interval:?}");
+        let cut = interval.of_share(100.0);
+        assert_eq!((cut.mean, cut.low, cut.high), (interval.mean, interval.low, 100.0));
+        assert_eq!(interval.to_text(Some(100.0), 1), "93.3 (64.6 to 100.0)");
+        assert_eq!(Interval::of(&[0.0, 0.0, 0.2]).to_text(Some(1.0), 2), "0.07 (0.00 to 0.35)");
+        assert_eq!(Interval::of(&[100.0; 3]).to_text(Some(100.0), 1), "100.0 ± 0.0", "nothing is cut");
+        let hardly = Interval::of(&[100.0, 100.0, 99.99]).to_text(Some(100.0), 1);
+        assert_eq!(hardly, "100.0 ± 0.0", "what is cut is too little to be shown");
+        assert_eq!(cut.to_text(Some(100.0), 1), "93.3 (64.6 to 100.0)", "it was cut before");
+        assert_eq!(Interval::of(&[40.0, 50.0, 60.0]).to_text(Some(100.0), 0), "50 ± 25");
+        assert_eq!(interval.to_text(None, 1), "93.3 ± 28.7", "it is no share");
+        assert_eq!(Interval::of(&[0.5]).to_text(Some(1.0), 1), "0.5 ± 0.5", "one seed says nothing about chance");
     }
 }

@@ -114,8 +114,8 @@ impl<'a> Cell<'a> {
             });
             vec![
                 (*name).to_owned(),
-                mean(&scores(processes)),
-                mean(&scores(simulated)),
+                mean(&scores(processes), Some(1.0)),
+                mean(&scores(simulated), Some(1.0)),
                 difference(&apart),
                 met(processes),
                 met(simulated),
@@ -140,13 +140,14 @@ fn highest(means: &[f64], but: Option<usize>) -> Option<usize> {
     others.reduce(|best, place| if means[place] > means[best] { place } else { best })
 }
 
-fn mean(values: &[f64]) -> String {
-    let Interval { mean, high, .. } = Interval::of(values);
-    if high.is_finite() { format!("{mean:.3} ± {:.3}", high - mean) } else { format!("{mean:.3}") }
+/// Returns the mean of scores or, if there is no `whole`, of their differences, with its interval over at least two values.
+fn mean(values: &[f64], whole: Option<f64>) -> String {
+    let interval = Interval::of(values);
+    if interval.high.is_finite() { interval.to_text(whole, 3) } else { format!("{:.3}", interval.mean) }
 }
 
 fn difference(values: &[f64]) -> String {
-    let text = mean(values);
+    let text = mean(values, None);
     if text.starts_with('-') { text } else { format!("+{text}") }
 }
 
