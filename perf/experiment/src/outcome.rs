@@ -11,7 +11,10 @@ use instruments::{
 use plan::{Class, Plan, Scheduler};
 use sched::route::serving::Interval;
 
-use super::{Run, Stream, row::Row};
+use super::{
+    Run, Stream,
+    row::{ALL, Row},
+};
 
 /// All repetitions of a scheduler.
 #[derive(Clone, Debug)]
@@ -187,9 +190,11 @@ impl Outcome {
     #[must_use]
     pub fn rows(&self, plan: &Plan, origin: &Origin) -> Vec<Row> {
         let template = Row { repetitions: self.runs.len(), ..Row::of(plan, self.scheduler, origin) };
+        let is_cut = |metric| self.runs.iter().any(|run| run.lower_bounds.contains(&metric));
         let row = |class: &str, measured: Measured| {
             let interval = measured.interval();
             Row {
+                lower_bound: class == ALL && is_cut(measured.metric),
                 class: class.to_owned(),
                 metric: measured.metric.to_owned(),
                 value: measured.value,
@@ -206,7 +211,7 @@ impl Outcome {
             let measured = self.requests(index, class).into_iter().chain(self.class_figures(index));
             rows.extend(measured.map(|measured| row(&class.name, measured)));
         }
-        rows.extend(self.figures().into_iter().map(|measured| row("all", measured)));
+        rows.extend(self.figures().into_iter().map(|measured| row(ALL, measured)));
         rows
     }
 }
@@ -301,6 +306,29 @@ mod tests {
         let of = |metric: &str| figures.iter().find(|of| of.metric == metric).map(|of| (of.value, of.by_seed.clone()));
         assert_eq!(of("first"), Some((Some(1.5), vec![Some(1.0), None, Some(2.0)])));
         assert_eq!(of("later"), Some((Some(4.0), vec![None, Some(3.0), Some(5.0)])));
+    }
+
+    #[test]
+    fn rows_say_which_figures_the_limit_made_too_small() {
+        let mut plan = Plan::read("thesis-fig7-8").unwrap();
+        plan.workload.limit_s = 2;
+        let origin = Origin::of_this_run("virtual-network").unwrap();
+        let bounds = |plan: &Plan| {
+            let runs = vec![crate::run(plan, Scheduler::Rr, plan::Clock::VirtualNetwork, 1).unwrap()];
+            let rows = Outcome { scheduler: Scheduler::Rr, runs }.rows(plan, &origin);
+            let written = Row::lines(&rows).unwrap();
+            assert_eq!(
+                written.matches("\"lower_bound\":true").count(),
+                rows.iter().filter(|row| row.lower_bound).count()
+            );
+            let text = crate::tables(plan, &rows);
+            let bounds = rows.iter().filter(|row| row.lower_bound);
+            bounds.map(|row| (row.metric.clone(), text.matches("≥ ").count())).collect::<Vec<_>>()
+        };
+        let cut = bounds(&plan);
+        assert_eq!(cut, ["total_ms", "goodput_mbit"].map(|metric| (metric.to_owned(), 2)));
+        plan.workload = Plan::read("thesis-fig7-8").unwrap().workload;
+        assert!(bounds(&plan).is_empty(), "a run that ends by itself has none");
     }
 
     #[test]

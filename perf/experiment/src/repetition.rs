@@ -41,10 +41,13 @@ pub struct Run {
     pub figures: Vec<Figure>,
     /// The same, for each class.
     pub class_figures: Vec<Vec<Figure>>,
+    /// Names of figures that would be larger if the plan's limit had not ended the repetition.
+    pub lower_bounds: Vec<&'static str>,
 }
 
 impl Run {
-    /// Combines the latencies of requests; `None` stands for a request whose echo never came.
+    /// Combines the latencies of requests; `None` stands for a request whose echo never came. The goodput counts whole echoes, so it is
+    /// a lower bound if the plan's limit ended some of them.
     #[must_use]
     pub fn new(plan: &Plan, requests: &[Request], latencies: &[Option<Duration>], total: Duration) -> Self {
         let pairs = || requests.iter().zip(latencies);
@@ -55,12 +58,34 @@ impl Run {
             class: request.class,
             latency_ns: latency.map(|latency| latency.as_nanos() as u64),
         };
+        let is_cut = total >= Duration::from_secs(plan.workload.limit_s) && latencies.iter().any(Option::is_none);
         Self {
+            lower_bounds: if is_cut { vec!["total_ms", "goodput_mbit"] } else { Vec::new() },
             samples: pairs().map(sample).collect(),
             streams: Vec::new(),
             total_ns: total.as_nanos() as u64,
             figures: vec![Figure { metric: "goodput_mbit", value: goodput_mbit, unit: "Mbit/s" }],
             class_figures: Vec::new(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::requests;
+
+    #[test]
+    fn only_a_repetition_that_the_limit_ended_has_lower_bounds() {
+        let mut plan = Plan::read("thesis-fig7-8").unwrap();
+        plan.workload.requests = 2;
+        let requests = requests(&plan, 1);
+        let limit = Duration::from_secs(plan.workload.limit_s);
+        let bounds = |last: Option<Duration>, total| {
+            Run::new(&plan, &requests, &[Some(Duration::from_secs(1)), last], total).lower_bounds
+        };
+        assert_eq!(bounds(None, limit), ["total_ms", "goodput_mbit"]);
+        assert!(bounds(None, limit / 2).is_empty(), "a deadline ended the request");
+        assert!(bounds(Some(limit), limit).is_empty(), "all requests have their echoes");
     }
 }

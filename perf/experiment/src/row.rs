@@ -7,6 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use super::peer;
 
+/// The class of a row about all classes.
+pub(super) const ALL: &str = "all";
+
 /// One line of results.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq)]
 pub struct Row {
@@ -29,6 +32,10 @@ pub struct Row {
     /// Its upper end.
     #[serde(default)]
     pub high: Option<f64>,
+    /// Whether the value would be larger if the plan's limit had not ended a repetition. A goodput counts whole echoes, and a time ends
+    /// at the limit.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub lower_bound: bool,
     /// The value of each repetition, in the order of their seeds.
     #[serde(default)]
     pub by_seed: Vec<Option<f64>>,
@@ -59,11 +66,12 @@ impl Row {
             plan: plan.name.clone(),
             variant: plan.variant.clone(),
             scheduler,
-            class: "all".to_owned(),
+            class: ALL.to_owned(),
             metric: String::new(),
             value: None,
             low: None,
             high: None,
+            lower_bound: false,
             by_seed: Vec::new(),
             unit: String::new(),
             published: None,

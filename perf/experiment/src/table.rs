@@ -239,7 +239,7 @@ fn shown(row: &Row) -> Option<f64> {
 }
 
 /// Renders a value with its interval, the paper's value, and the number of repetitions that have it if others lack it. An infinite
-/// value is `never`.
+/// value is `never`, and ≥ stands before a lower bound.
 fn cell(row: Option<&Row>, decimals: usize) -> String {
     let Some(row) = row else { return "–".to_owned() };
     let Some(value) = shown(row) else { return "never".to_owned() };
@@ -247,6 +247,9 @@ fn cell(row: Option<&Row>, decimals: usize) -> String {
     let decimals = if value.abs() >= 1_000.0 { 0 } else { decimals };
     let mut text = interval(row)
         .map_or_else(|| format!("{value:.decimals$}"), |interval| interval.to_text(plan::whole(&row.metric), decimals));
+    if row.lower_bound {
+        text.insert_str(0, "≥ ");
+    }
     _ = write!(text, " {}", row.unit);
     if let Some(published) = row.published {
         _ = write!(text, " ({published})");

@@ -164,6 +164,9 @@ impl World {
         // If nothing arrived, there are no round trips.
         let power = goodput_mbit / (watch.rtt_mean_ms() / 1e3).max(1e-3);
         run.figures.push(Figure { metric: "power", value: power, unit: "Mbit/s²" });
+        if run.lower_bounds.contains(&"goodput_mbit") {
+            run.lower_bounds.push("power");
+        }
         self.judge(latencies.iter().any(Option::is_some))?;
         Ok(run)
     }

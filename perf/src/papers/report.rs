@@ -23,7 +23,8 @@ pub fn report(results: &Results, folder: &Path) -> Result<String> {
          A cell without ± was measured once, or by a commit that computed no intervals, or has a repetition without a value: it shows the\n\
          quantile of the requests of all repetitions together, or the median of other figures. Verdicts quote these where they give no ±. In\n\
          the tables of FStream's figures, ± is the standard deviation. `never` is a quantile that too few requests reached. A mode of tunnels\n\
-         that has not sent everything has no other figure than `never`. The paper's values stand in brackets.\n\n\
+         that has not sent everything has no other figure than `never`. The paper's values stand in brackets.\n\
+         ≥ stands before a figure of repetitions that their limit ended before all requests were completed.\n\n\
          ## What was published, and what is measured here\n\n| plan | claim | here | why |\n|---|---|---|---|\n",
     );
     for plan in &plans {
