@@ -26,8 +26,9 @@ pub(super) fn announce(daemon: &Daemon, facts: &Facts) -> Result<()> {
         tracing::info!("ready");
         return Ok(());
     }
-    let certificate = tls::development_identity(&config.state_dir)?.chain.first().map(tls::fingerprint);
-    let socket = config.control.socket.as_ref().map(|socket| socket.display().to_string());
+    let identity = tls::development_identity(&config.state_dir)?;
+    let certificate = identity.chain.first().map_or_else(String::new, |first| hex(&tls::fingerprint(first)));
+    let socket = config.control.socket.as_ref().map_or_else(String::new, |socket| socket.display().to_string());
     let pacectl = std::env::current_exe()?.with_file_name("pacectl");
     let text = format!(
         "paced {version}: development mode, for this machine only\n\n\
@@ -37,14 +38,12 @@ pub(super) fn announce(daemon: &Daemon, facts: &Facts) -> Result<()> {
          UDP echo             {DEVELOPMENT_ECHO}\n\
          control socket       {socket}\n\n\
          {features}\n\n\
-         Try, in another terminal:  {pacectl} probe\n",
+         Try, in another terminal:\n{commands}\n",
         version = env!("CARGO_PKG_VERSION"),
         explained = config::explain(config, SystemTime::now()),
-        certificate = certificate.map(|hash| hex(&hash)).unwrap_or_default(),
         file = config.state_dir.join("certificate.pem").display(),
-        socket = socket.unwrap_or_default(),
         features = daemon.parts.kernel.in_force.features(&facts.own_features),
-        pacectl = pacectl.display(),
+        commands = state::first_commands(&pacectl, &config.state_dir, &certificate, &socket),
     );
     // The daemon serves even if its standard output is closed.
     _ = io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush());

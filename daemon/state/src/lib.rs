@@ -25,6 +25,23 @@ fn folder(state_home: Option<PathBuf>, home: Option<PathBuf>) -> PathBuf {
     state.map_or_else(|| PathBuf::from("/var/lib/paced-development"), |state| state.join("paced"))
 }
 
+/// Returns the commands by which a user tries a relay in development mode that has this state folder, certificate (SHA-256, in
+/// hexadecimal digits) and control socket. `pacectl` finds these by itself only in the folder of [`development_dir`].
+#[must_use]
+pub fn first_commands(pacectl: &Path, state_dir: &Path, certificate: &str, socket: &str) -> String {
+    commands(pacectl, state_dir == development_dir(), certificate, socket)
+}
+
+fn commands(pacectl: &Path, is_usual: bool, certificate: &str, socket: &str) -> String {
+    let pacectl = pacectl.display();
+    if is_usual {
+        return format!("{pacectl} probe");
+    }
+    // The other terminal may be in another folder.
+    let socket = std::path::absolute(socket).unwrap_or_else(|_| socket.into());
+    format!("{pacectl} probe --pin {certificate}\n{pacectl} status --socket {}", socket.display())
+}
+
 /// Replaces the content of a file, by [`Staged::write`] and [`Staged::replace`].
 ///
 /// # Errors
@@ -178,6 +195,19 @@ mod tests {
         assert_eq!(paths(None, Some("/home/ada")), PathBuf::from("/home/ada/.local/state/paced"));
         let service = config::Config::from_toml("").unwrap().state_dir;
         assert!(!paths(None, None).starts_with(&service) && !service.starts_with(paths(None, None)));
+    }
+
+    #[test]
+    fn the_commands_to_try_name_what_pacectl_does_not_find_in_another_state_folder() {
+        let of = |folder: &Path| first_commands(Path::new("/bin/pacectl"), folder, "0f0f", "/tmp/s/control.sock");
+        assert_eq!(of(&development_dir()), "/bin/pacectl probe");
+        assert_eq!(
+            of(Path::new("/tmp/s")),
+            "/bin/pacectl probe --pin 0f0f\n/bin/pacectl status --socket /tmp/s/control.sock"
+        );
+        let here = env::current_dir().unwrap().join("s/control.sock");
+        let relative = first_commands(Path::new("pacectl"), Path::new("s"), "0f0f", "s/control.sock");
+        assert!(relative.ends_with(&format!("--socket {}", here.display())), "{relative}");
     }
 
     #[test]
