@@ -1,3 +1,5 @@
+use std::collections::{BTreeMap, BTreeSet};
+
 use s2n_quic_core::event::{IntoEvent as _, builder};
 use serde_json::{Value, json};
 
@@ -66,6 +68,12 @@ fn a_file_begins_with_what_it_is_and_what_is_known_already() {
     let trace = &header["trace"];
     assert_eq!(trace["vantage_point"]["type"], "client");
     assert!(trace["event_schemas"][0].as_str().unwrap().starts_with("urn:ietf:params:qlog:events:quic-"));
+    let namespaces = trace["event_schemas"].as_array().unwrap().iter().map(|uri| uri.as_str().unwrap());
+    assert_eq!(
+        namespaces.filter(|uri| uri.ends_with("#paced")).count(),
+        1,
+        "our own events have a schema as well: {trace}"
+    );
     let (time, format) = (&trace["common_fields"]["reference_time"], &trace["common_fields"]["time_format"]);
     assert_eq!(
         (&time["clock_type"], &time["epoch"], format),
@@ -115,6 +123,35 @@ fn a_packet_has_its_frames_and_what_had_its_turn_with_class_and_tunnel() {
         json!({ "header": header, "form": "datagram", "stream_id": 8, "length": 300, "waited": 1.5, "tunnel": 2 }),
     ];
     assert_eq!(named(&events, "paced:payload"), payloads.iter().collect::<Vec<_>>());
+}
+
+#[test]
+fn the_manual_names_every_field_of_our_own_events_and_no_other() {
+    let (tap, traces) = (Tap::default(), Arc::new(Traces::default()));
+    let mut sequence = Sequence::new(traces.begin(&tap, LONG).unwrap(), (7, ""), VantagePoint::Server);
+    let (log, voice) = (tap.log().unwrap(), ClassKey::of("voice"));
+    log.stream_turn(4, voice, 500, [2, 1]);
+    log.datagram_sent(4, voice, 300, 1_500_000);
+    let packet = log.packet_sent(&sent(12));
+    let now_ns = Some(monotonic::now_ns());
+    traces.departed(&[Departing { packet, wanted_ns: now_ns, place: 0 }], now_ns, 1);
+    log.state().lost = (1, 0);
+    let names = Names { classes: [(voice, "voice".to_owned())].into(), tunnels: [(4, 1)].into() };
+    let mut fields = BTreeMap::<String, BTreeSet<String>>::new();
+    for event in records(&sequence.text(names).0).iter().filter(|event| event.get("data").is_some()) {
+        if let Some(name) = event["name"].as_str().unwrap().strip_prefix("paced:") {
+            fields.entry(name.to_owned()).or_default().extend(event["data"].as_object().unwrap().keys().cloned());
+        }
+    }
+    assert_eq!(fields.len(), 4, "{fields:?}");
+    let manual = include_str!("../../../../docs/looking-at-it.md");
+    let section = manual.split_once("\n## Follow one connection\n").unwrap().1.split_once("\n## ").unwrap().0;
+    let mut named = BTreeMap::<String, BTreeSet<String>>::new();
+    for row in section.lines().filter_map(|line| line.strip_prefix("| `")) {
+        let (event, row) = row.split_once("` | `").unwrap();
+        named.entry(event.to_owned()).or_default().insert(row.split_once('`').unwrap().0.to_owned());
+    }
+    assert_eq!(named, fields);
 }
 
 #[test]
