@@ -64,7 +64,12 @@ fn transport(transport: &TransportSettings) -> String {
     let keep_alive = keep_alive.map_or("no keep-alive".into(), |every| format!("keep-alive every {every:?}"));
     let departures = match io {
         PacketIo::Paced => {
-            format!("departure times on round trips of {min_paced_rtt:?} or more, in messages of up to {quantum:?}")
+            // `pacing::hold` says why.
+            let held = Duration::from_millis(1).max(*quantum);
+            format!(
+                "departure times on round trips of {min_paced_rtt:?} or more, in messages of up to {quantum:?} ({held:?} on a \
+                 device without fq)"
+            )
         }
         PacketIo::Stock => "bursts of s2n-quic".into(),
     };

@@ -333,6 +333,7 @@ fn the_explanation_names_what_is_served_to_whom_and_every_warning() {
          down at most 100 Mbit/s, up at most 20000 packets a second, down at most 20000 packets a second, \
          100 requests a second, until 2027-01-31T00:00:00Z (20849 days left)\n",
         "admits branch-office by certificate for branch.example.org",
+        "in messages of up to 125µs (1ms on a device without fq)",
         "targets allowed: 10.1.0.0/16; *.internal.example udp port 53, 8000-8099",
         "limits: 10000 connections",
         "forward 127.0.0.1:5353 (UDP) to dns.example:53 through relay.example:443 via first, mode auto, class",
