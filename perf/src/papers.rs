@@ -12,6 +12,8 @@
 pub mod cell;
 mod durations;
 mod lanes;
+#[cfg(test)]
+mod manual;
 pub mod provenance;
 pub mod report;
 pub mod results;
