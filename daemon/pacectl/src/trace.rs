@@ -251,9 +251,22 @@ fn percentile(values: &[i64], percent: usize) -> Option<i64> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use clap::FromArgMatches as _;
 
     use super::*;
+
+    #[test]
+    fn the_manual_names_every_field_of_a_row_and_no_other() {
+        let manual = include_str!("../../../docs/looking-at-it.md");
+        let section = manual.split_once("\n## Trace single packets\n").unwrap().1.split_once("\n## ").unwrap().0;
+        let cells = section.lines().filter(|line| line.starts_with('|')).filter_map(|line| line.split('|').nth(2));
+        let named: BTreeSet<_> = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2)).collect();
+        let row = serde_json::to_value(Row::default()).unwrap();
+        let fields: BTreeSet<_> = row.as_object().unwrap().keys().map(String::as_str).collect();
+        assert_eq!(named, fields);
+    }
 
     #[tokio::test]
     async fn a_file_that_cannot_be_written_is_refused_before_the_recording() {
