@@ -85,8 +85,27 @@ pub fn context(datagram: &[u8]) -> Option<(u64, &[u8])> {
 #[inline]
 #[must_use]
 pub fn header(stream_id: u64) -> Header {
+    header_as_long(stream_id, 1)
+}
+
+/// Like [`header`], with a quarter stream ID of at least `id_bytes`: 1, 2, 4 or 8. Equal payloads of all streams then make packets of equal
+/// sizes, which travel to the peer as one message (UDP GSO).
+#[inline]
+#[must_use]
+pub fn header_as_long(stream_id: u64, id_bytes: usize) -> Header {
     debug_assert_eq!(stream_id % 4, 0, "requests travel on client-initiated bidirectional streams");
-    Header::of(&[stream_id / 4, UDP_CONTEXT])
+    let quarter = stream_id / 4;
+    Header::new(|out| {
+        varint::write_as(quarter, id_bytes.max(varint::encoded_len(quarter)), out);
+        varint::write(UDP_CONTEXT, out);
+    })
+}
+
+/// Returns how many bytes the quarter stream ID of the request stream `stream_id` takes at least.
+#[inline]
+#[must_use]
+pub const fn id_bytes(stream_id: u64) -> usize {
+    varint::encoded_len(stream_id / 4)
 }
 
 /// Returns the header that precedes meaningless bytes on the request stream `stream_id`: the quarter stream ID and a
@@ -113,11 +132,14 @@ impl Header {
     /// Encodes `integers` in order. The caller ensures that they fit.
     #[inline]
     pub(crate) fn of(integers: &[u64]) -> Self {
+        Self::new(|out| integers.iter().for_each(|integer| varint::write(*integer, out)))
+    }
+
+    #[inline]
+    fn new(write: impl FnOnce(&mut &mut [u8])) -> Self {
         let mut bytes = [0; Self::CAPACITY_BYTES];
         let mut free = &mut bytes[..];
-        for integer in integers {
-            varint::write(*integer, &mut free);
-        }
+        write(&mut free);
         let len = (Self::CAPACITY_BYTES - free.remaining_mut()) as u8;
         Self { bytes, len }
     }

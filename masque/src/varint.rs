@@ -20,8 +20,15 @@ pub const fn encoded_len(value: u64) -> usize {
 
 /// Appends `value` in its shortest form.
 pub fn write(value: u64, out: &mut impl BufMut) {
+    write_as(value, encoded_len(value), out);
+}
+
+/// Appends `value` in the form of `bytes` bytes: 1, 2, 4 or 8. RFC 9000 §16 allows forms that are longer than needed. If the form is
+/// shorter than [`encoded_len`], this drops the upper bits of `value`.
+pub fn write_as(value: u64, bytes: usize, out: &mut impl BufMut) {
     debug_assert!(value <= MAX, "{value} does not fit a variable-length integer");
-    match encoded_len(value) {
+    debug_assert!(bytes >= encoded_len(value), "{value} does not fit {bytes} bytes");
+    match bytes {
         1 => out.put_u8(value as u8),
         2 => out.put_u16(0x4000 | value as u16),
         4 => out.put_u32(0x8000_0000 | value as u32),
@@ -68,6 +75,11 @@ mod tests {
             write(value, &mut bytes);
             prop_assert_eq!(bytes.len(), encoded_len(value));
             prop_assert_eq!(read(&mut &bytes[..]), Some(value));
+            for longer in [1, 2, 4, 8].into_iter().filter(|longer| *longer >= bytes.len()) {
+                let mut bytes = Vec::new();
+                write_as(value, longer, &mut bytes);
+                prop_assert_eq!((bytes.len(), read(&mut &bytes[..])), (longer, Some(value)));
+            }
             for cut in 0..bytes.len() {
                 let mut short = &bytes[..cut];
                 prop_assert_eq!(read(&mut short), None);

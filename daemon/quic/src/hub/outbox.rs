@@ -49,6 +49,8 @@ pub(super) struct Outbox {
     roomiest: usize,
     /// The largest packet of the path when this was last looked at, in bytes.
     full_packet_bytes: u64,
+    /// The bytes of the longest quarter stream ID so far.
+    id_bytes: usize,
     proof: Proof,
     /// Flows whose user or class may not send before a given time.
     capped: Departures,
@@ -93,6 +95,7 @@ impl Outbox {
         turns.set(TurnKind::Flow, slot, terms.service);
         let payloads = Backlog::new(limit_bytes, losses.clone());
         let header = datagram::header(stream_id);
+        self.id_bytes = self.id_bytes.max(datagram::id_bytes(stream_id));
         let departure = Departure::default();
         let queue = FlowQueue { payloads, stream_id, terms, header, misses: 0, departure, losses };
         match self.queues.get_mut(slot as usize) {
@@ -279,7 +282,7 @@ impl Outbox {
             let mut packets = 0;
             // An empty payload is charged as well: otherwise its flow would keep its turn.
             let mut charged_bytes = 0;
-            match packet.write_datagram_vectored(&[&queue.header, payload]) {
+            match queue.write(packet, payload, self.id_bytes) {
                 Ok(()) => {
                     label::carry(Some(queue.terms.class.key), queue.terms.class.marks.to_peers);
                     filled.sent += 1;
@@ -360,7 +363,24 @@ impl FlowQueue {
         Some(self.departure.wait(&self.terms, now_ns, bytes, 1).map_or(Ok(()), Err))
     }
 
-    /// Returns how many bytes a payload of `payload_bytes` takes in a packet.
+    /// Writes a payload. Its quarter stream ID takes `id_bytes`, so that packets with payloads of other flows are no larger, unless the
+    /// payload fits only behind a shorter one.
+    fn write<P: provider::Packet>(
+        &self,
+        packet: &mut P,
+        payload: &[u8],
+        id_bytes: usize,
+    ) -> Result<(), provider::WriteError> {
+        if datagram::id_bytes(self.stream_id) < id_bytes {
+            let header = datagram::header_as_long(self.stream_id, id_bytes);
+            if packet.write_datagram_vectored(&[&header, payload]).is_ok() {
+                return Ok(());
+            }
+        }
+        packet.write_datagram_vectored(&[&self.header, payload])
+    }
+
+    /// Returns how many bytes a payload of `payload_bytes` takes in a packet, without what makes its header as long as others.
     fn frame_bytes(&self, payload_bytes: usize) -> u64 {
         (payload_bytes + self.header.len() + FRAME_HEADER_BYTES) as u64
     }

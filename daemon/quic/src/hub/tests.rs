@@ -166,6 +166,21 @@ fn a_payload_that_does_not_fit_behind_others_leaves_with_the_next_packet() {
 }
 
 #[test]
+fn equal_payloads_of_all_streams_take_equally_many_bytes_where_there_is_room() {
+    let (hub, _) = hub(1000, 1000);
+    let flows = [0, 4 * 63, 4 * 64].map(|stream_id| open(&hub, stream_id));
+    flows.iter().for_each(|flow| send(flow, &[b"12345678"]));
+    let written = transmit(&hub, FakePacket::new(100));
+    assert_eq!(written.iter().map(Vec::len).collect::<Vec<_>>(), [11, 11, 11]);
+    for (frame, id) in written.iter().zip([0, 63, 64]) {
+        assert_eq!(datagram::split(frame).unwrap(), (id, &b"\x0012345678"[..]));
+    }
+    // Type, quarter stream ID, context and payload: a packet that has no room for a longer ID.
+    send(&flows[1], &[b"12345678"]);
+    assert_eq!(transmit(&hub, FakePacket::new(1 + 1 + 1 + 8)), [b"\x3f\x0012345678"]);
+}
+
+#[test]
 fn a_payload_that_no_packet_can_carry_is_dropped_and_does_not_block_others() {
     let (hub, counters) = hub(1000, 1000);
     let (big, small) = (open(&hub, 0), open(&hub, 4));
