@@ -6,10 +6,7 @@ use std::{
     io,
     net::UdpSocket,
     os::fd::{AsFd, AsRawFd, OwnedFd},
-    sync::{
-        Arc,
-        atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
-    },
+    sync::Arc,
 };
 
 use rustix::process::{Resource, getrlimit};
@@ -19,22 +16,11 @@ use tokio::io::{Interest, unix::AsyncFd};
 /// How many descriptors the sockets of tunnels leave to callers of the control plane, to metrics and to files.
 pub const RESERVED: u64 = 64;
 
-/// How often the limit is asked for before it is read from the kernel again: two system calls for each tunnel would take 2 % of the time
-/// of its set-up.
-const ASKED_PER_READ: u32 = 64;
-
 /// Returns how many descriptors this process may have open before it is short of them for new tunnels: all but 64, or three quarters of
-/// fewer than 256. A limit that has changed (prlimit(2)) counts after at most 64 calls.
+/// fewer than 256.
 #[must_use]
 pub fn for_tunnels() -> u64 {
-    static ASKED: AtomicU32 = AtomicU32::new(0);
-    static LIMIT: AtomicU64 = AtomicU64::new(0);
-    let is_due = ASKED.fetch_add(1, Relaxed).is_multiple_of(ASKED_PER_READ);
-    let mut limit = LIMIT.load(Relaxed);
-    if is_due || limit == 0 {
-        limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        LIMIT.store(limit, Relaxed);
-    }
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     limit - RESERVED.min(limit / 4)
 }
 
@@ -95,20 +81,7 @@ pub fn set_option(socket: &impl AsFd, level: libc::c_int, name: libc::c_int, val
 
 #[cfg(test)]
 mod tests {
-    use rustix::process::{Rlimit, setrlimit};
-
     use super::*;
-
-    #[test]
-    fn a_limit_that_has_changed_counts_soon() {
-        let found = getrlimit(Resource::Nofile);
-        let all = found.current.unwrap();
-        for limit in [all - 1, all] {
-            setrlimit(Resource::Nofile, Rlimit { current: Some(limit), ..found }).unwrap();
-            (0..2 * ASKED_PER_READ).for_each(|_| _ = for_tunnels());
-            assert_eq!(for_tunnels(), limit - RESERVED.min(limit / 4));
-        }
-    }
 
     #[test]
     fn a_tunnel_gets_no_descriptor_of_the_reserve() {

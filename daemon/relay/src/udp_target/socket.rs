@@ -70,7 +70,7 @@ pub struct UdpTarget {
 }
 
 impl UdpTarget {
-    /// Opens a socket to `target`, in seven system calls, up to four more per buffer size, and two more with a `source` address.
+    /// Opens a socket to `target`, in eight system calls, up to four more per buffer size, and two more with a `source` address.
     /// IPv4-mapped addresses are used as IPv4.
     ///
     /// # Errors
