@@ -45,13 +45,14 @@ const MESSAGES: usize = 128;
 /// default of `queue_bytes_per_tunnel`.
 const TURN_BYTES: usize = 128 << 10;
 
-/// After this many Initial packets the other tasks have their turn and the answers leave: most begin a handshake, which takes the
-/// thread 0.1 ms.
+/// After this many Initial packets the other tasks have their turn and the answers leave, since a handshake takes the thread 0.1 ms. A train
+/// of packets is not divided.
 const TURN_INITIALS: usize = 8;
 
-/// Whether a packet is an Initial of QUIC version 1 (RFC 9000 §17.2.2).
-fn is_initial(first: u8) -> bool {
-    first & 0xf0 == 0xc0
+/// Whether a datagram begins with a client's Initial of QUIC version 1 (RFC 9000 §14.1, §17.2.2). Smaller datagrams do not count: they are
+/// dropped at once, and must not shorten turns.
+fn is_initial(datagram: &[u8]) -> bool {
+    datagram.len() >= 1_200 && datagram[0] & 0xf0 == 0xc0 && datagram[1..5] == [0, 0, 0, 1]
 }
 
 /// Most messages in one read (`BATCH_SIZE` in quinn-udp).
@@ -208,11 +209,12 @@ impl Arrivals {
     /// Begins a turn with the oldest messages.
     fn begin_turn(&mut self) {
         let waiting = self.meta[self.turn.end..self.messages].iter();
-        let first = self.bytes.chunks_exact(STRIDE_BYTES).skip(self.turn.end).map(|message| message[0]);
-        let before = waiting.zip(first).scan((0, 0), |(bytes, initials), (meta, first)| {
+        let messages = self.bytes.chunks_exact(STRIDE_BYTES).skip(self.turn.end);
+        let before = waiting.zip(messages).scan((0, 0), |(bytes, initials), (meta, message)| {
             let before = (*bytes, *initials);
             *bytes += meta.len;
-            *initials += usize::from(is_initial(first));
+            let datagrams = message[..meta.len.min(STRIDE_BYTES)].chunks(meta.stride.max(1));
+            *initials += datagrams.filter(|datagram| is_initial(datagram)).count();
             Some(before)
         });
         let messages = before.take_while(|(bytes, initials)| *bytes < TURN_BYTES && *initials < TURN_INITIALS).count();
@@ -351,18 +353,27 @@ mod tests {
     #[tokio::test]
     async fn a_turn_brings_few_packets_that_begin_connections() {
         let (mut rx, sender, address) = pair();
-        // The first byte of an Initial (RFC 9000 §17.2.2), and of a packet with a short header.
-        let packets = [[0xc3; 3 * TURN_INITIALS].as_slice(), &[0x43; MESSAGES]].concat();
-        for first in &packets {
-            sender.send_to(&[*first; 9], address).unwrap();
+        socket2::SockRef::from(rx.socket.get_ref()).set_recv_buffer_size(1 << 20).unwrap();
+        let initial = |bytes: usize| [&[0xc3_u8, 0, 0, 0, 1][..], &vec![0; bytes - 5]].concat();
+        let other_version = [&[0xc3, 0, 0, 0, 2][..], &[0; 1_195]].concat();
+        for packet in [initial(1_200), initial(9), other_version] {
+            for _ in 0..2 * TURN_INITIALS {
+                sender.send_to(&packet, address).unwrap();
+            }
         }
         let mut cx = Context::from_waker(std::task::Waker::noop());
-        // The second read has what the first had no room for.
-        let left = MESSAGES - 3 * TURN_INITIALS;
-        for packets in [TURN_INITIALS, TURN_INITIALS, TURN_INITIALS, left, MESSAGES - left] {
+        for packets in [TURN_INITIALS, TURN_INITIALS, 4 * TURN_INITIALS] {
             rx::Rx::ready(&mut rx).await.unwrap();
             assert_eq!(take(&mut rx).0.len(), packets);
             assert!(rx::Rx::poll_ready(&mut rx, &mut cx).is_pending(), "others go first, or the socket is empty");
+        }
+        crate::descriptor::set_option(&sender, libc::SOL_UDP, libc::UDP_SEGMENT, 1_200).unwrap();
+        for _ in 0..3 {
+            sender.send_to(&initial(1_200).repeat(TURN_INITIALS / 2), address).unwrap();
+        }
+        for packets in [TURN_INITIALS, TURN_INITIALS / 2] {
+            rx::Rx::ready(&mut rx).await.unwrap();
+            assert_eq!(take(&mut rx).0.len(), packets, "trains count by their packets");
         }
     }
 
