@@ -24,7 +24,11 @@ use role::{expiry::expiry, gate::Gate, limits::Gauge, tcp::TcpPump, traffic::Use
 use rustls_pki_types::CertificateDer;
 use s2n_quic::{Server, connection::Connection};
 use socket2::SockRef;
-use tokio::{net::TcpStream, task::JoinSet, time::timeout};
+use tokio::{
+    net::TcpStream,
+    task::{JoinSet, yield_now},
+    time::timeout,
+};
 
 use self::decision::{Decision, ForModel, Rejected, admit, answer, reject_too_many, turn_away};
 use crate::{
@@ -154,7 +158,7 @@ impl Relay {
     ) -> Error {
         let http = connection.client();
         let mut phase = self.phase.subscribe();
-        let mut row = 0;
+        let mut begun = Begun::default();
         loop {
             let now = *phase.borrow_and_update();
             match now {
@@ -177,11 +181,7 @@ impl Relay {
                     Ok(request) => {
                         let opening = open(self.clone(), client.clone(), http.clone(), request);
                         requests.spawn(serve_request(Box::pin(opening)));
-                        row += 1;
-                        if row == REQUESTS_PER_TURN {
-                            row = 0;
-                            tokio::task::yield_now().await;
-                        }
+                        begun.one_more().await;
                     }
                     Err(error) => {
                         if let Some(limit) = client.standing.exceeded() {
@@ -193,6 +193,20 @@ impl Relay {
                 Some(_) = requests.join_next() => {}
                 _ = phase.changed() => {}
             }
+        }
+    }
+}
+
+/// The requests that a connection has begun.
+#[derive(Default)]
+struct Begun(u32);
+
+impl Begun {
+    /// Counts a request. After each [`REQUESTS_PER_TURN`], lets the tasks of requests have their turns.
+    async fn one_more(&mut self) {
+        self.0 = self.0.wrapping_add(1);
+        if self.0.is_multiple_of(REQUESTS_PER_TURN) {
+            yield_now().await;
         }
     }
 }

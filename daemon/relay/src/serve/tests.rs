@@ -1,4 +1,4 @@
-//! The memory of an open tunnel, and the end of a connection.
+//! The memory of an open tunnel, and the turns and the end of a connection.
 
 use std::future::Ready;
 
@@ -27,5 +27,14 @@ async fn a_connection_ends_when_the_certificate_that_opened_it_has_expired() {
     assert_eq!(cut_short(&strays, Some(now)).now_or_never(), Some("expired"));
     for later in [Some(now + Duration::from_secs(3_600)), None] {
         assert_eq!(cut_short(&strays, later).now_or_never(), None);
+    }
+}
+
+#[tokio::test]
+async fn answers_have_their_turn_after_every_eighth_request() {
+    let mut begun = Begun::default();
+    for request in 1..=3 * REQUESTS_PER_TURN {
+        let waits = begun.one_more().now_or_never().is_none();
+        assert_eq!(waits, request.is_multiple_of(8), "request {request}");
     }
 }
