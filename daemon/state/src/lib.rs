@@ -33,13 +33,20 @@ pub fn first_commands(pacectl: &Path, state_dir: &Path, certificate: &str, socke
 }
 
 fn commands(pacectl: &Path, is_usual: bool, certificate: &str, socket: &str) -> String {
-    let pacectl = pacectl.display();
+    let pacectl = word(pacectl);
     if is_usual {
         return format!("{pacectl} probe");
     }
     // The other terminal may be in another folder.
     let socket = std::path::absolute(socket).unwrap_or_else(|_| socket.into());
-    format!("{pacectl} probe --pin {certificate}\n{pacectl} status --socket {}", socket.display())
+    format!("{pacectl} probe --pin {certificate}\n{pacectl} status --socket {}", word(&socket))
+}
+
+/// Returns a path as one word of a shell.
+fn word(path: &Path) -> String {
+    let path = path.display().to_string();
+    let is_plain = path.chars().all(|character| character.is_alphanumeric() || "/._-+:@".contains(character));
+    if is_plain { path } else { format!("'{}'", path.replace('\'', r"'\''")) }
 }
 
 /// Replaces the content of a file, by [`Staged::write`] and [`Staged::replace`].
@@ -204,6 +211,11 @@ mod tests {
         assert_eq!(
             of(Path::new("/tmp/s")),
             "/bin/pacectl probe --pin 0f0f\n/bin/pacectl status --socket /tmp/s/control.sock"
+        );
+        assert_eq!(
+            commands(Path::new("/my bin/it's"), true, "", ""),
+            r"'/my bin/it'\''s' probe",
+            "a shell reads one word"
         );
         let here = env::current_dir().unwrap().join("s/control.sock");
         let relative = first_commands(Path::new("pacectl"), Path::new("s"), "0f0f", "s/control.sock");
