@@ -2,6 +2,7 @@
 //!
 //! | module | what it holds |
 //! |---|---|
+//! | [`bounds`] | checks of numbers in scenarios and in plans of experiments |
 //! | [`policy`] | a policy for models and classes by their names: thresholds in TOML, networks in the `safetensors` format |
 //! | [`decision`] | a gateway's decisions and their results, one line of JSON each |
 //! | [`scenario`] | engines, classes and rates, recorded or assumed, on which policies learn and are compared |
@@ -10,6 +11,7 @@
 //!
 //! This crate opens no file and reads no clock: callers pass and receive bytes.
 
+pub mod bounds;
 pub mod decision;
 pub mod learn;
 pub mod policy;

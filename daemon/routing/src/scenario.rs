@@ -6,8 +6,6 @@
 
 mod calibrate;
 
-use std::{fmt::Display, ops::RangeInclusive};
-
 use anyhow::{Context as _, Result, ensure};
 use sched::route::{
     ClientPath, Cost, Model, ModelSet, Random, RoutedRequest, Slo,
@@ -16,7 +14,7 @@ use sched::route::{
 use serde::{Deserialize, Serialize};
 
 pub use self::calibrate::{Calibrated, calibrate};
-use crate::policy;
+use crate::{bounds::within, policy};
 
 /// A scenario.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
@@ -103,14 +101,9 @@ pub struct EngineSpec {
     pub prefill_ms: f64,
     /// The time that each token of the prompt adds.
     pub prefill_per_token_ms: f64,
-    /// How much one fully busy engine on the same GPU slows this one: 0 not at all, 1 by half, at most [`Cost::MAX_SHARING`].
+    /// How much one fully busy engine on the same GPU slows this one: 0 not at all, 1 makes its steps twice as long. At most
+    /// [`Cost::MAX_SHARING`].
     pub sharing: f64,
-}
-
-/// Checks that a number is within bounds, which both are allowed. NaN is not.
-fn within<T: PartialOrd + Display>(key: impl Display, value: T, bounds: RangeInclusive<T>) -> Result<()> {
-    ensure!(bounds.contains(&value), "{key}: {value} is not within {} to {}", bounds.start(), bounds.end());
-    Ok(())
 }
 
 impl ClassSpec {

@@ -7,6 +7,7 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
+pub(crate) use routing::bounds::within;
 
 /// The name that results use for the figures of all classes, tasks or streams together.
 pub(crate) const ALL: &str = "all";
@@ -16,15 +17,6 @@ pub(crate) const RATES_MBIT: RangeInclusive<f64> = 0.001..=1_000_000.0;
 
 /// The longest delay of a packet, in milliseconds.
 pub(crate) const MAX_DELAY_MS: f64 = 60_000.0;
-
-/// Checks that a number is within bounds, which both are allowed.
-///
-/// # Errors
-/// When it is not, or is not a number.
-pub(crate) fn within<T: PartialOrd + Display>(key: impl Display, value: T, bounds: RangeInclusive<T>) -> Result<()> {
-    ensure!(bounds.contains(&value), "{key}: {value} is not within {} to {}", bounds.start(), bounds.end());
-    Ok(())
-}
 
 /// Checks that a share is within bounds, of which the upper is not allowed.
 ///
@@ -54,7 +46,7 @@ pub(crate) fn names<'a>(key: &str, names: impl IntoIterator<Item = &'a str>) -> 
         ensure!(!name.is_empty(), "{key}: a `name` is empty");
         ensure!(
             name != ALL,
-            "{key}: `name` is `{ALL}`, under which rows have the figures of all together; take another"
+            "{key}: `name` is `{ALL}`, which results reserve for figures of all together; take another"
         );
         ensure!(seen.insert(name), "{key}: two have the same name, {name}");
     }
@@ -66,9 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_number_is_within_no_bounds() {
-        let error = within("link.rate_mbit", f64::NAN, RATES_MBIT).unwrap_err().to_string();
-        assert_eq!(error, "link.rate_mbit: NaN is not within 0.001 to 1000000");
+    fn what_is_no_number_is_no_share() {
         assert!(share("loss", f64::NAN, 0.0..1.0).is_err() && share("loss", 1.0, 0.0..1.0).is_err());
     }
 

@@ -171,10 +171,16 @@ impl ProcessesPlan {
             base.latency.is_none() && base.link.is_none(),
             "changes: `latency` and `link` are this plan's own; name a plan of model serving without them"
         );
-        ensure!(!base.discards, "changes.discards: true, but engines discard nothing");
-        ensure!(!base.lengths.known, "changes.lengths.known: true, but lengths are not known");
+        ensure!(
+            !base.discards,
+            "`discards` of the plan of model serving is true, but engines discard nothing; set `changes.discards`"
+        );
+        ensure!(
+            !base.lengths.known,
+            "`lengths.known` of the plan of model serving is true, but lengths are not known; set `changes.lengths.known`"
+        );
         // Each engine is a thread.
-        within("changes.gpus", base.gpus, 1..=16)?;
+        within("`gpus` of the plan of model serving (see `changes.gpus`)", base.gpus, 1..=16)?;
         for workload in &base.workloads {
             let is_known = matches!(workload.arrivals, Arrivals::Stable { .. } | Arrivals::Bursts { .. });
             ensure!(is_known, "workload {}: only `stable` and `bursts` can be made faster", workload.name);
@@ -258,7 +264,7 @@ mod tests {
             ("choose.rule = 1.2", "choose.rule = 1.1", "margin"),
             ("choose.rule = 1.2\nguarded = true", "choose.rule = 1.2", "policy rule"),
             ("[link]\n", "[link]\nloss = 1\n", "loss"),
-            ("trainings = 1", "trainings = 2", "`trainings` of its recipe: 2 is not within 1 to 1"),
+            ("trainings = 1", "trainings = 2", "`trainings` of its recipe: 2 is not 1"),
         ] {
             let changed = text.replacen(from, to, 1);
             assert_ne!(changed, text, "{from}");

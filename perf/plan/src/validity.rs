@@ -20,7 +20,7 @@ const MAX_BYTES: usize = 1_000_000_000;
 /// How many requests a repetition has at most. Each takes memory before the first is made.
 const MAX_REQUESTS: usize = 1_000_000;
 
-/// How many bytes the requests of a repetition have at most together: those that begin at once are in memory at once.
+/// The most bytes of all requests of a repetition. Requests that begin at the same time are in memory at the same time.
 const MAX_TOTAL_BYTES: u128 = 4_000_000_000;
 
 /// How many seconds a run lasts at most: a day.

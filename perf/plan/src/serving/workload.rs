@@ -133,7 +133,6 @@ impl Workload {
             rate(of, low)?;
             within(format_args!("{}, the second of two", key(of)), high, low..=*RATES.end())
         };
-        let lasts = |s: f64| within(key("duration_s"), s, 0.001..=MAX_DURATION_S);
         let plays = |rate: f64, duration_s: f64| {
             let requests = rate * duration_s;
             ensure!(
@@ -147,7 +146,7 @@ impl Workload {
         match &self.arrivals {
             Arrivals::Stable { rates, duration_s } => {
                 entries(key("rates"), rates.len(), 1..=100)?;
-                lasts(*duration_s)?;
+                time("duration_s", *duration_s)?;
                 for (at, of) in rates.iter().enumerate() {
                     rate("rates", *of)?;
                     // Rows tell runs apart by the rate.
@@ -166,7 +165,7 @@ impl Workload {
                 within(key("swing"), *swing, 0.0..=1.0)?;
                 time("period_s", *period_s)?;
                 time("hold_s", *hold_s)?;
-                lasts(*duration_s)?;
+                time("duration_s", *duration_s)?;
                 plays(*mean, *duration_s)?;
             }
             Arrivals::Spikes { rate: steady, spikes, shape, gap_s, length_s, duration_s } => {
@@ -175,7 +174,7 @@ impl Workload {
                 within(key("shape"), *shape, 0.01..=100.0)?;
                 time("gap_s", *gap_s)?;
                 time("length_s", *length_s)?;
-                lasts(*duration_s)?;
+                time("duration_s", *duration_s)?;
                 plays(*steady, *duration_s)?;
                 // All of the time may be a spike.
                 plays(spikes[1], *duration_s)?;
