@@ -41,13 +41,13 @@ pub struct Run {
     pub figures: Vec<Figure>,
     /// The same, for each class.
     pub class_figures: Vec<Vec<Figure>>,
-    /// Names of figures that would be larger if the plan's limit had not ended the repetition.
+    /// Names of figures that are lower bounds, because the plan's limit ended the repetition before all requests had their echoes.
     pub lower_bounds: Vec<&'static str>,
 }
 
 impl Run {
-    /// Combines the latencies of requests; `None` stands for a request whose echo never came. The goodput counts whole echoes, so it is
-    /// a lower bound if the plan's limit ended some of them.
+    /// Combines the latencies of requests; `None` stands for a request whose echo never came. If the plan's
+    /// limit ended some requests, the goodput lacks the bytes of their echoes that had arrived, and the total time ends too early.
     #[must_use]
     pub fn new(plan: &Plan, requests: &[Request], latencies: &[Option<Duration>], total: Duration) -> Self {
         let pairs = || requests.iter().zip(latencies);

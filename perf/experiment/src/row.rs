@@ -32,8 +32,8 @@ pub struct Row {
     /// Its upper end.
     #[serde(default)]
     pub high: Option<f64>,
-    /// Whether the value would be larger if the plan's limit had not ended a repetition. A goodput counts whole echoes, and a time ends
-    /// at the limit.
+    /// Whether the value is a lower bound, because the plan's limit ended a repetition: a goodput until the limit lacks the bytes of
+    /// unfinished echoes, and a time ends at the limit.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub lower_bound: bool,
     /// The value of each repetition, in the order of their seeds.

@@ -45,8 +45,8 @@ const MESSAGES: usize = 128;
 /// default of `queue_bytes_per_tunnel`.
 const TURN_BYTES: usize = 128 << 10;
 
-/// After this many Initial packets the other tasks have their turn and the answers leave, since a handshake takes the thread 0.1 ms. A train
-/// of packets is not divided.
+/// After this many Initial packets the other tasks have their turn and the answers leave, since a handshake takes the thread 0.1 ms. A
+/// train of packets is not divided.
 const TURN_INITIALS: usize = 8;
 
 /// Whether a datagram begins with a client's Initial of QUIC version 1 (RFC 9000 §14.1, §17.2.2). Smaller datagrams do not count: they are
