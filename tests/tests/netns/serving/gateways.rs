@@ -32,22 +32,33 @@ fn restart_edge(desk: &mut Desk, keep_alive_seconds: u32) {
     desk.edge = start_edge_alive(&desk.site, &gateways, keep_alive_seconds);
 }
 
+/// Begins requests for the large model, one after another, until this is true. An open request counts against a gateway like a longer round
+/// trip, so that each gateway gets one soon, also if a busy machine made its round trips long.
+fn begin_until(desk: &Desk, prompt: &str, is_done: impl Fn() -> bool) -> Vec<KilledOnDrop> {
+    let asked = || desk.large[0].counts()[0] + desk.small.counts()[0];
+    let mut begun = Vec::new();
+    let mut begin = || {
+        let before = asked();
+        begun.push(desk.begin_chat(&chat("large", prompt, true)));
+        wait_for("the request to reach an engine", SOON, || (asked() > before).then_some(())).unwrap();
+        is_done().then_some(())
+    };
+    wait_for("the requests to be spread", SOON, &mut begin).unwrap();
+    begun
+}
+
+/// Ends these requests.
+fn end(mut begun: Vec<KilledOnDrop>) {
+    begun.iter_mut().for_each(|curl| _ = curl.kill());
+    begun.into_iter().for_each(|mut curl| _ = curl.wait());
+}
+
 #[test]
 fn a_request_goes_to_another_gateway_where_one_has_no_engine_or_is_gone() {
     lab::ring!(Netns);
     let (mut desk, mut second) = with_two(2);
-    // Requests that begin together are spread over both gateways.
-    let asked = |desk: &Desk| [desk.large[0].counts()[0], desk.small.counts()[0]];
-    let both = || {
-        let before: u64 = asked(&desk).iter().sum();
-        let mut begun: Vec<_> = (0..4).map(|_| desk.begin_chat(&chat("large", "stall 1", true))).collect();
-        let more = || Some(asked(&desk)).filter(|asked| asked.iter().sum::<u64>() >= before + 4);
-        let found = wait_for("four requests", SOON, more);
-        begun.iter_mut().for_each(|curl| curl.kill().unwrap());
-        begun.into_iter().for_each(|mut curl| _ = curl.wait().unwrap());
-        found.unwrap().iter().all(|asked| *asked > 0).then_some(())
-    };
-    wait_for("both gateways to be used", SOON, both).unwrap();
+    let asked = || [desk.large[0].counts()[0], desk.small.counts()[0]];
+    end(begin_until(&desk, "stall 1", || asked().iter().all(|asked| *asked > 0)));
     let all_are_answered = |desk: &Desk| {
         let ask = |_| desk.begin(&["--max-time", "60", "--json", &chat("large", "x", true)]);
         let begun: Vec<_> = (0..4).map(ask).collect();
@@ -74,33 +85,20 @@ fn a_request_goes_to_another_gateway_where_one_has_no_engine_or_is_gone() {
 fn requests_at_a_killed_gateway_go_to_the_other_or_end_before_the_connection_times_out() {
     lab::ring!(Netns);
     let (desk, mut second) = with_two(60);
-    let asked = |desk: &Desk| [desk.large[0].counts()[0], desk.small.counts()[0]];
-    // Requests of one kind, until the second gateway has one.
-    let begin = |prompt: &str| {
-        let mut begun = Vec::new();
-        let at_second = || {
-            let before: u64 = asked(&desk).iter().sum();
-            begun.push(desk.begin_chat(&chat("large", prompt, true)));
-            wait_for("the request to reach an engine", SOON, || {
-                Some(()).filter(|()| asked(&desk).iter().sum::<u64>() > before)
-            })
-            .unwrap();
-            desk.small.last().filter(|last| last.body.contains(prompt)).map(|_| ())
-        };
-        wait_for("the second gateway to be used", SOON, at_second).unwrap();
-        begun
-    };
-    let mut unanswered = begin("hang");
+    let asked = || [desk.large[0].counts()[0], desk.small.counts()[0]];
+    let begin =
+        |prompt: &str| begin_until(&desk, prompt, || desk.small.last().is_some_and(|last| last.body.contains(prompt)));
+    let unanswered = begin("hang");
     let mut begun = begin("stall 1");
     for curl in &mut begun {
         curl.stdout.as_mut().unwrap().read_exact(&mut [0; 16]).unwrap();
     }
-    let before = asked(&desk)[0];
-    let at_second = asked(&desk)[1];
+    let before = asked()[0];
+    let at_second = asked()[1];
     second.signal(libc::SIGKILL).unwrap();
     second.wait(SOON).unwrap();
     // The edge repeats requests without an answer at the first gateway.
-    let repeated = || Some(()).filter(|()| asked(&desk)[0] > before);
+    let repeated = || Some(()).filter(|()| asked()[0] > before);
     wait_for("the other gateway to get the request", SOON, repeated).unwrap();
     // The client does not take a part of an answer for the whole.
     let ended = || begun.iter_mut().find_map(|curl| curl.try_wait().unwrap());
@@ -108,10 +106,10 @@ fn requests_at_a_killed_gateway_go_to_the_other_or_end_before_the_connection_tim
     desk.edge.wait_for_line("10.0.1.2:444 does not answer", SOON).unwrap();
     let said = desk.edge.output();
     assert!(!said.contains("connection lost"), "{said}");
-    assert_eq!(asked(&desk)[1], at_second);
+    assert_eq!(asked()[1], at_second);
     assert_eq!(desk.chat("large", "x", true).0, 200);
-    unanswered.iter_mut().chain(&mut begun).for_each(|curl| _ = curl.kill());
-    unanswered.into_iter().chain(begun).for_each(|mut curl| _ = curl.wait());
+    end(unanswered);
+    end(begun);
 }
 
 #[test]
@@ -133,16 +131,7 @@ fn a_gateway_that_refuses_the_edges_token_costs_no_request_and_is_asked_less_and
     let refused =
         |desk: &Desk| Counts::read(&desk.site.chain.relay, SECOND_METRICS).unwrap().refused("credentials_invalid");
     let (introduced, began) = (refused(&desk), Instant::now());
-    // An open request counts against a gateway like a longer round trip, so the edge soon prefers the other gateway.
-    let mut begun = Vec::new();
-    let at_second = || {
-        let before = desk.large[0].counts()[0];
-        begun.push(desk.begin_chat(&chat("large", "stall 1", true)));
-        let is_asked = || (desk.large[0].counts()[0] > before).then_some(());
-        wait_for("the request to reach an engine", SOON, is_asked).unwrap();
-        (refused(&desk) > introduced).then_some(())
-    };
-    wait_for("the refusing gateway to be asked", SOON, at_second).unwrap();
+    let begun = begin_until(&desk, "stall 1", || refused(&desk) > introduced);
     for _ in 0..20 {
         let (status, _, body) = desk.chat("large", "x", true);
         assert_eq!((status, tokens(&body)), (200, ("0 1 2 3 4 ".into(), true)), "{body}");
@@ -151,8 +140,7 @@ fn a_gateway_that_refuses_the_edges_token_costs_no_request_and_is_asked_less_and
     let (asked, least) = (refused(&desk) - introduced, |refusals: i64| Duration::from_secs((1 << (refusals - 1)) - 1));
     assert!((1..=16).contains(&asked) && began.elapsed() >= least(asked), "{asked} in {:?}", began.elapsed());
     assert_eq!(desk.small.counts()[0], 0);
-    begun.iter_mut().for_each(|curl| curl.kill().unwrap());
-    begun.into_iter().for_each(|mut curl| _ = curl.wait().unwrap());
+    end(begun);
     // With a token that both refuse, the client gets an error that does not ask for its own credentials.
     desk.site.write("edge.token", &generate_token().unwrap().0).unwrap();
     let (asked, before) = (desk.large[0].counts()[0], refused(&desk));
@@ -174,10 +162,9 @@ fn requests_over_a_new_connection_do_not_wait_for_the_answers_to_the_first() {
     lab::ring!(Netns);
     // Each answer, without streaming, takes more than twenty seconds.
     let desk = Desk::with_large(1, 5_000, "", "", "");
-    let mut begun: Vec<_> = (0..40).map(|_| desk.begin_chat(&chat("large", "x", false))).collect();
+    let begun: Vec<_> = (0..40).map(|_| desk.begin_chat(&chat("large", "x", false))).collect();
     desk.site.wait_for_counts("all requests to arrive", |counts| counts.of("gateway_in_flight") == 40).unwrap();
-    begun.iter_mut().for_each(|curl| curl.kill().unwrap());
-    begun.into_iter().for_each(|mut curl| _ = curl.wait().unwrap());
+    end(begun);
 }
 
 #[test]
