@@ -13,8 +13,8 @@ use anyhow::{Context as _, Result, ensure};
 use instruments::{
     client,
     load::{self, Figure, echo},
-    process::Process,
-    relay::{GENERATOR_CORE, Relay},
+    process::{self, Process},
+    relay::{GENERATOR_CORE, RELAY_CORE, Relay},
     target::{Behaviour, Target},
 };
 use lab::site::{Family, Site, Terms};
@@ -25,13 +25,16 @@ use super::Run;
 /// The port on which the target listens.
 const TARGET_PORT: u16 = 5_001;
 
-/// Runs one repetition in its own namespaces. Clients and target share a core; the relay may use all cores.
+/// Runs one repetition in its own namespaces. Clients and target share a core; all workers share another one, as the cost of
+/// dividing the work is sought. With a core of its own, a worker that shares it with the clients would wait for them, and the
+/// load would change.
 ///
 /// # Errors
 /// Without root, or when packets cannot be steered.
 pub fn run(plan: &Plan, scheduler: Scheduler) -> Result<Run> {
     let workers = scheduler.workers().context("this scheduler has no number of workers")?;
     let terms = format!("auth = \"none\"\nworkers = {workers}");
+    process::bind_to_core(RELAY_CORE)?;
     let site = Site::new(Terms { relay: &terms, ..Terms::default() })?;
     let relay = Relay::of(&site)?;
     let before = cpu_ns_of_workers(relay.process)?;
